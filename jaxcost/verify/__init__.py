@@ -1,0 +1,3 @@
+"""What is claimed, run: suites of cases, claims, known gaps, failure rows, and the Hypothesis strategies and properties.
+`python -m jaxcost.verify` is the command `jaxcost verify`.
+"""
