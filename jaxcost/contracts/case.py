@@ -1,0 +1,182 @@
+"""A case: one architecture, one workload, one state policy, one execution, one convention, and their digest.
+
+`build_case` is the single place where defaults are chosen; the command line, case files and the Python functions
+`training`, `prefill` and `decode` all end here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from jaxcost.contracts.architecture import Architecture
+from jaxcost.contracts.convention import RECTANGULAR, Convention
+from jaxcost.contracts.errors import Problem, RejectedError
+from jaxcost.contracts.execution import Execution, mesh_axes
+from jaxcost.contracts.liveness import Liveness
+from jaxcost.contracts.record import Record
+from jaxcost.contracts.state import StatePolicy, state_policy
+from jaxcost.contracts.workload import Workload
+
+
+class Case(Record):
+    """Everything a prediction depends on."""
+
+    architecture: Architecture
+    workload: Workload
+    state: StatePolicy
+    execution: Execution = Execution()
+    convention: Convention = RECTANGULAR
+    liveness: Liveness | None = None
+    expected: dict[str, int] | None = Field(default=None, json_schema_extra={"outside_digest": True})
+
+    def problems(self) -> Iterable[Problem]:
+        yield from self._mesh_problems()
+        work, arch = self.workload, self.architecture
+        if arch.learned_positions and work.visible_tokens > arch.learned_positions.rows:
+            rule = f"{work.visible_tokens} visible tokens need as many rows of learned positions; the table has {arch.learned_positions.rows}"
+            yield Problem("workload.new_tokens", work.new_tokens, rule, "use a shorter sequence")
+        if (work.phase == "training") != (self.state.optimizer != "none"):
+            rule = f"phase {work.phase} and optimizer {self.state.optimizer} do not go together"
+            yield Problem("state.optimizer", self.state.optimizer, rule, "an optimizer belongs to training, and only there")
+        yield from self._frozen_problems()
+
+    def _mesh_problems(self) -> Iterable[Problem]:
+        work, run, arch = self.workload, self.execution, self.architecture
+        shards, fsdp, tensor = run.degree("data") * run.degree("fsdp"), run.degree("fsdp"), run.degree("tensor")
+        micro = work.batch // work.accumulate
+        if micro % shards:
+            rule = f"data x fsdp = {shards} must divide the sequences of one microbatch ({micro})"
+            yield Problem("workload.batch", work.batch, rule, "raise the batch or lower the degrees")
+        if arch.hidden_size % fsdp:
+            rule = f"fsdp shards matrices along the hidden axis and must divide hidden_size ({arch.hidden_size})"
+            yield Problem("execution.mesh.fsdp", fsdp, rule, "use a divisor")
+        for index, group in enumerate(arch.groups):
+            extents = {
+                "query_heads": group.layer.attention.query_heads,
+                "kv_heads": group.layer.attention.kv_heads,
+                "mlp.width": group.layer.mlp.width,
+            }
+            for name, extent in extents.items():
+                if extent % tensor:
+                    rule = f"tensor must divide {name} ({extent}) of group {index}"
+                    yield Problem("execution.mesh.tensor", tensor, rule, "use a divisor; sharding with replicated heads is not supported")
+        if self.vocabulary_rows % tensor:
+            rule = f"tensor must divide the vocabulary rows ({self.vocabulary_rows})"
+            yield Problem("execution.mesh.tensor", tensor, rule, "pad with vocabulary_multiple (--vocabulary-multiple)")
+
+    def _frozen_problems(self) -> Iterable[Problem]:
+        known = self.frozen_names
+        for name in self.state.frozen:
+            if name not in known:
+                yield Problem("state.frozen", name, "no component of this architecture", f"use one of {', '.join(sorted(known))}")
+        if known and set(self.state.frozen) >= {n for n in known if "/" not in n} and self.workload.phase == "training":
+            yield Problem("state.frozen", list(self.state.frozen), "nothing is left to train", "leave one component trainable")
+
+    @property
+    def frozen_names(self) -> frozenset[str]:
+        """Component scopes that can be frozen as a whole."""
+        names = {"embed", "final_norm"} | (set() if self.architecture.tied else {"head"})
+        for index in range(len(self.architecture.groups)):
+            names |= {f"group{index}"} | {f"group{index}/{part}" for part in ("attn_norm", "attn", "mlp_norm", "mlp")}
+        return frozenset(names)
+
+    def is_frozen(self, scope: str) -> bool:
+        """Return whether the parameters of a component scope are loaded but not trained."""
+        return any(scope == name or scope.startswith(name + "/") for name in self.state.frozen)
+
+    @property
+    def vocabulary_rows(self) -> int:
+        """Stored vocabulary rows: `vocabulary_size` padded up to `vocabulary_multiple`."""
+        size, multiple = self.architecture.vocabulary_size, self.execution.vocabulary_multiple
+        return size + (-size) % multiple
+
+
+OPTION_NAMES = (
+    "phase", "batch", "seq", "past", "logits", "accumulate", "precision", "optimizer", "remat", "attention", "attention_block",
+    "layers", "mesh", "zero", "sharding", "dropout", "frozen", "vocabulary_multiple", "pairs", "lengths",
+)  # fmt: skip
+
+
+def build_case(
+    architecture: Architecture, options: Mapping[str, Any], liveness: object = None, expected: object = None
+) -> Case:
+    """Build a case from options named like the command line's; what is not given takes the documented default.
+
+    Args:
+        architecture: the graph.
+        options: a mapping over `OPTION_NAMES`. `phase` and, except in decode, `seq` are needed; `batch` defaults to 1.
+        liveness: plain data of a `[liveness]` table, or None.
+        expected: plain data of an `[expected]` table (ledger path to integer), or None.
+
+    Raises:
+        RejectedError: with every problem of the options.
+    """
+    problems = [
+        Problem(name, options[name], "not an option of a case", f"the options are {', '.join(OPTION_NAMES)}")
+        for name in options
+        if name not in OPTION_NAMES
+    ]
+    phase = options.get("phase")
+    training = phase == "training"
+    work: dict[str, Any] = {
+        "phase": phase,
+        "batch": options.get("batch", 1),
+        "new_tokens": options.get("seq", 1 if phase == "decode" else None),
+        "logits": options.get("logits", "all" if training else "final"),
+        "lengths": options.get("lengths"),
+    }
+    for name in ("accumulate", "attention", "attention_block", "dropout"):
+        if name in options:
+            work[name] = options[name]
+    if "past" in options:
+        work["past_tokens"] = options["past"]
+    run = {name: options[name] for name in ("mesh", "zero", "remat", "layers", "sharding", "vocabulary_multiple") if name in options}
+    if work["new_tokens"] is None:
+        problems.append(Problem("seq", None, f"phase {phase} needs the number of new tokens", "give seq (--seq N)"))
+        work["new_tokens"] = 1
+    if phase is None:
+        problems.append(Problem("phase", None, "a case needs a phase", "give phase (--phase training, prefill or decode)"))
+        work["phase"] = "prefill"
+    if "mesh" in run:
+        run["mesh"] = mesh_axes(run["mesh"])
+    parts: dict[str, Any] = {}
+    frozen = options.get("frozen", ())
+    builders = {
+        "workload": lambda: Workload.from_data(work, "workload"),
+        "execution": lambda: Execution.from_data(run, "execution"),
+        "convention": lambda: Convention.from_data({"attention_pairs": options.get("pairs", "rectangular")}, "convention"),
+        "state": lambda: state_policy(
+            options.get("precision", "mixed" if training else "bf16_inference"),
+            options.get("optimizer", "adam"),
+            training,
+            tuple(frozen) if isinstance(frozen, list | tuple) else (frozen,),
+        ),
+        "liveness": lambda: None if liveness is None else Liveness.from_data(liveness, "liveness"),
+    }
+    for name, build in builders.items():
+        try:
+            parts[name] = build()
+        except RejectedError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise RejectedError(problems)
+    data = {"architecture": architecture.to_data(), **{n: p.to_data() if p else None for n, p in parts.items()}, "expected": expected}
+    return Case.from_data(data)
+
+
+def training(architecture: Architecture, *, batch: int = 1, seq: int, **options: Any) -> Case:
+    """Return a training case: `batch` global sequences of `seq` tokens per step."""
+    return build_case(architecture, {"phase": "training", "batch": batch, "seq": seq, **options})
+
+
+def prefill(architecture: Architecture, *, batch: int = 1, seq: int, **options: Any) -> Case:
+    """Return a prefill case: prompts of `seq` tokens into an empty cache."""
+    return build_case(architecture, {"phase": "prefill", "batch": batch, "seq": seq, **options})
+
+
+def decode(architecture: Architecture, *, batch: int = 1, past: int, **options: Any) -> Case:
+    """Return a decode case: one new token per sequence against `past` cached tokens."""
+    return build_case(architecture, {"phase": "decode", "batch": batch, "past": past, **options})
