@@ -1,9 +1,9 @@
 """Where the evidence rooms are.
 
-`models/` (what is counted), `verify/` (what is claimed) and `hlo_dumps/` (what XLA said) are folders of files, not code.
-In a checkout they stand beside the package; in an installed wheel they lie inside it, under `jaxcost/_data/`. The two
-are told apart by where this file is, never by the working directory, so that `python -m jaxcost` gives the same answer
-from every folder.
+`models/` (what is counted), `verify/` (what is claimed) and `hlo_dumps/` (what XLA said) are folders of files, not
+code. In a checkout they stand beside the package; in an installed wheel they lie inside it, under `jaxcost/_data/`. The
+two are told apart by where this file is, never by the working directory, so that `python -m jaxcost` gives the same
+answer from every folder.
 
     >>> import jaxcost.data
     >>> jaxcost.data.room("models").name
@@ -58,5 +58,7 @@ def room(name: str) -> Path:
         raise ValueError(f"no room is called {name!r}; the rooms are {', '.join(ROOMS)}")
     folder = evidence_root() / name
     if not folder.is_dir():
-        raise FileNotFoundError(f"jaxcost's room {name}/ is missing: expected it at {folder}. Install the package again.")
+        raise FileNotFoundError(
+            f"jaxcost's room {name}/ is missing: expected it at {folder}. Install the package again."
+        )
     return folder
