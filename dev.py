@@ -32,6 +32,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -98,7 +99,7 @@ def project() -> str:
     return hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
 
 
-def last_setup() -> dict[str, object]:
+def last_setup() -> dict[str, Any]:
     """What the last complete set-up left behind; empty if there was none that still holds here."""
     if not PYTHON.exists() or not STAMP.exists():
         return {}
@@ -110,7 +111,13 @@ def last_setup() -> dict[str, object]:
 
 
 def create_venv() -> None:
-    """A new `.venv`, with pip. An old one is replaced: it was made by another interpreter or in another place."""
+    """A new `.venv`, with pip. One that this script made by another interpreter or in another place is replaced; one
+    that the user made is used if it runs the same Python, and is otherwise left alone.
+    """
+    if VENV.exists() and not STAMP.exists():
+        if version_of(PYTHON) == sys.version:
+            return
+        sys.exit(f"{VENV} was not made by dev.py and does not run this Python. Move it away, then run this again.")
     if VENV.exists():
         shutil.rmtree(VENV)
     if run(sys.executable, "-m", "venv", VENV) != 0 or not PYTHON.exists():
@@ -118,6 +125,15 @@ def create_venv() -> None:
             "The virtual environment could not be created. Where Python comes from Debian or Ubuntu, its module is a "
             "package of its own: apt install python3-venv"
         )
+
+
+def version_of(interpreter: Path) -> str | None:
+    """`sys.version` of an interpreter; None if it does not run."""
+    try:
+        done = subprocess.run([interpreter, "-c", "import sys; print(sys.version)"], capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def setup(*, dev: bool, retry: bool = False) -> None:
@@ -128,13 +144,15 @@ def setup(*, dev: bool, retry: bool = False) -> None:
     """
     stamp = last_setup()
     dev = dev or stamp.get("dev") is True
-    missing = stamp.get("missing")
-    current = stamp.get("project") == project() and stamp.get("dev") is dev and isinstance(missing, dict)
+    missing: dict[str, str] = stamp.get("missing", {})
+    current = stamp.get("project") == project() and stamp.get("dev") is dev
     if not current or (retry and missing):
         missing = {}
         if not stamp:
             with step(f"create .venv with Python {platform.python_version()}"):
                 create_venv()
+            # Written before anything is installed: an interrupted set-up goes on where it stopped.
+            STAMP.write_text(json.dumps({"place": place()}))
         with step("install jaxcost" + (" and the tools of test and lint" if dev else "") + " (at first, some minutes)"):
             failure = pip_install(".[dev]" if dev else ".")
         if failure:
@@ -146,10 +164,9 @@ def setup(*, dev: bool, retry: bool = False) -> None:
             if failure:
                 missing[extra] = reason(failure)
         STAMP.write_text(json.dumps({"place": place(), "project": project(), "dev": dev, "missing": missing}))
-    if isinstance(missing, dict):
-        for extra, why in missing.items():
-            say(f"note: {EXTRAS[extra]} are unavailable, the extra [{extra}] could not be installed: {why}")
-            say(f"      To add them: {pip_line(f'.[{extra}]')}   or: python dev.py setup")
+    for extra, why in missing.items():
+        say(f"note: {EXTRAS[extra]} are unavailable, the extra [{extra}] could not be installed: {why}")
+        say(f"      To add them: {pip_line(f'.[{extra}]')}   or: python dev.py setup")
 
 
 def verify(arguments: list[str]) -> int:
@@ -179,13 +196,14 @@ def lint(arguments: list[str]) -> int:
         sys.exit(f"dev.py lint takes no argument but --fix; got: {' '.join(unknown)}")
     setup(dev=True)
     fix = bool(arguments)
-    failed = []
-    for name, command in {
+    jobs: dict[str, list[str | Path]] = {
         "style": [PYTHON, "-m", "ruff", "check", *(["--fix"] if fix else [])],
         "format": [PYTHON, "-m", "ruff", "format", *([] if fix else ["--check"])],
         "types": [PYTHON, "-m", "mypy"],
         "import contracts": [SCRIPTS / "lint-imports", "--no-logo"],
-    }.items():
+    }
+    failed = []
+    for name, command in jobs.items():
         with step(name):
             if run(*command) != 0:
                 failed.append(name)

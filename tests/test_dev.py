@@ -119,11 +119,25 @@ def test_missing_extra_is_named_each_time_and_tried_again_by_setup(
     assert "unavailable" not in capsys.readouterr().err
 
 
-def test_failed_installation_stops_and_leaves_no_stamp(dev: ModuleType) -> None:
+def test_failed_installation_stops_and_the_next_run_tries_again(dev: ModuleType) -> None:
     dev.refused.add(".[dev]")
     with pytest.raises(SystemExit, match="jaxcost could not be installed"):
         dev.setup(dev=True)
-    assert not dev.STAMP.exists()
+    assert asked(dev) == ["venv", ".[dev]"]
+    dev.refused.clear()
+    dev.setup(dev=True)
+    assert asked(dev) == [".[dev]", ".[cuda]", ".[tpu]"]
+
+
+def test_environment_of_the_user_is_used_or_left_alone(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    dev.SCRIPTS.mkdir(parents=True)
+    (dev.VENV / "theirs").touch()
+    with pytest.raises(SystemExit, match="was not made by dev.py"):
+        dev.setup(dev=True)
+    dev.PYTHON.symlink_to(sys.executable)
+    dev.setup(dev=True)
+    assert asked(dev) == [".[dev]", ".[cuda]", ".[tpu]"]
+    assert (dev.VENV / "theirs").exists()
 
 
 def test_arguments_reach_pytest(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,6 @@ def test_shipped_records_are_few_and_small(root: Path) -> None:
         assert 0 < sum(file.stat().st_size for file in files) <= 100_000, record
 
 
-@pytest.mark.slow
 def test_wheel_holds_the_rooms_and_the_package_data(root: Path, wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for room in ("models", "verify"):
@@ -96,7 +95,6 @@ def test_wheel_holds_the_rooms_and_the_package_data(root: Path, wheel: Path) -> 
     assert not [name for name in names if name.startswith(("tests/", "models/", "verify/", "hlo_dumps/"))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("inside_checkout", [False, True])
 def test_wheel_finds_its_rooms(root: Path, installed: Path, tmp_path: Path, inside_checkout: bool) -> None:
     cwd = root if inside_checkout else tmp_path
@@ -108,7 +106,6 @@ def test_wheel_finds_its_rooms(root: Path, installed: Path, tmp_path: Path, insi
     assert str(installed / "jaxcost" / "_data" / "models") in python("-P", "-c", WHERE, cwd=cwd, path=installed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("inside_checkout", [False, True])
 def test_wheel_launches(root: Path, installed: Path, tmp_path: Path, inside_checkout: bool) -> None:
     cwd = root if inside_checkout else tmp_path
@@ -117,7 +114,6 @@ def test_wheel_launches(root: Path, installed: Path, tmp_path: Path, inside_chec
         assert "llama-3.1-8b" in listing
 
 
-@pytest.mark.slow
 def test_the_launch_test_can_fail(installed: Path, tmp_path: Path) -> None:
     (installed / "jaxcost" / "_data").rename(installed / "jaxcost" / "_gone")
     try:
