@@ -1,3 +1,5 @@
-"""What is declared: the six records (architecture, workload, state policy, execution, convention, observation), the case
-that joins them, and the errors that reject a bad one. Everything else imports this room; it imports none of them.
+"""What is declared: the six records, the case that joins them, and the errors that reject a bad one.
+
+The records are architecture, workload, state policy, execution, convention and observation. Every other room imports
+this one; it imports none of them.
 """

@@ -1,3 +1,4 @@
-"""What is claimed, run: suites of cases, claims, known gaps, failure rows, and the Hypothesis strategies and properties.
+"""What is claimed, run: suites of cases, claims, known gaps, failure rows, and Hypothesis strategies and properties.
+
 `python -m jaxcost.verify` is the command `jaxcost verify`.
 """
