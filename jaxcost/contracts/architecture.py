@@ -39,7 +39,9 @@ class Norm(Record):
         if self.epsilon <= 0:
             yield Problem("epsilon", self.epsilon, "must be positive", "copy it from the released config")
         if self.bias and not self.scale:
-            yield Problem("bias", True, "a bias without a learned scale is not a known norm", "set scale = true or bias = false")
+            yield Problem(
+                "bias", True, "a bias without a learned scale is not a known norm", "set scale = true or bias = false"
+            )
 
 
 class RotaryScaling(Record):
@@ -79,7 +81,9 @@ class Attention(Record):
             yield Problem("kv_heads", self.kv_heads, rule, "use a divisor, as in the released config")
         if self.rotary and (self.rotary.dimensions > self.head_dim or self.rotary.dimensions % 2):
             rule = f"must be even and at most head_dim ({self.head_dim})"
-            yield Problem("rotary.dimensions", self.rotary.dimensions, rule, "rotary positions turn pairs of coordinates")
+            yield Problem(
+                "rotary.dimensions", self.rotary.dimensions, rule, "rotary positions turn pairs of coordinates"
+            )
 
     @property
     def has_bias(self) -> bool:
@@ -151,7 +155,9 @@ class Architecture(Record):
 
     def problems(self) -> Iterable[Problem]:
         if not self.groups:
-            yield Problem("groups", [], "at least one group of layers is needed", "declare [[groups]] with repeat and layer")
+            yield Problem(
+                "groups", [], "at least one group of layers is needed", "declare [[groups]] with repeat and layer"
+            )
         for index, group in enumerate(self.groups):
             attention = group.layer.attention
             width = attention.query_heads * attention.head_dim
@@ -171,11 +177,15 @@ class Architecture(Record):
                 rule = f"not an optional branch; the branches are {', '.join(OPTIONAL_BRANCHES)}"
                 yield Problem("absent", name, rule, "remove it or correct its spelling")
             elif name in present:
-                yield Problem("absent", name, "declared absent although the manifest contains it", "remove one of the two")
+                yield Problem(
+                    "absent", name, "declared absent although the manifest contains it", "remove one of the two"
+                )
         if len(set(self.absent)) != len(self.absent):
             yield Problem("absent", list(self.absent), "an entry appears twice", "name each absent branch once")
         if tuple(sorted(self.absent)) != self.absent:
-            yield Problem("absent", list(self.absent), "must be sorted, so that equal graphs have equal digests", "sort the list")
+            yield Problem(
+                "absent", list(self.absent), "must be sorted, so that equal graphs have equal digests", "sort the list"
+            )
         for name in OPTIONAL_BRANCHES:
             if name not in present and name not in self.absent:
                 rule = f"the branch {name!r} is neither present nor declared absent"

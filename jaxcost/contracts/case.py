@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -36,11 +36,14 @@ class Case(Record):
         yield from self._mesh_problems()
         work, arch = self.workload, self.architecture
         if arch.learned_positions and work.visible_tokens > arch.learned_positions.rows:
-            rule = f"{work.visible_tokens} visible tokens need as many rows of learned positions; the table has {arch.learned_positions.rows}"
+            rows = arch.learned_positions.rows
+            rule = f"{work.visible_tokens} visible tokens need as many rows of learned positions; the table has {rows}"
             yield Problem("workload.new_tokens", work.new_tokens, rule, "use a shorter sequence")
         if (work.phase == "training") != (self.state.optimizer != "none"):
             rule = f"phase {work.phase} and optimizer {self.state.optimizer} do not go together"
-            yield Problem("state.optimizer", self.state.optimizer, rule, "an optimizer belongs to training, and only there")
+            yield Problem(
+                "state.optimizer", self.state.optimizer, rule, "an optimizer belongs to training, and only there"
+            )
         yield from self._frozen_problems()
 
     def _mesh_problems(self) -> Iterable[Problem]:
@@ -62,7 +65,12 @@ class Case(Record):
             for name, extent in extents.items():
                 if extent % tensor:
                     rule = f"tensor must divide {name} ({extent}) of group {index}"
-                    yield Problem("execution.mesh.tensor", tensor, rule, "use a divisor; sharding with replicated heads is not supported")
+                    yield Problem(
+                        "execution.mesh.tensor",
+                        tensor,
+                        rule,
+                        "use a divisor; sharding with replicated heads is not supported",
+                    )
         if self.vocabulary_rows % tensor:
             rule = f"tensor must divide the vocabulary rows ({self.vocabulary_rows})"
             yield Problem("execution.mesh.tensor", tensor, rule, "pad with vocabulary_multiple (--vocabulary-multiple)")
@@ -71,9 +79,13 @@ class Case(Record):
         known = self.frozen_names
         for name in self.state.frozen:
             if name not in known:
-                yield Problem("state.frozen", name, "no component of this architecture", f"use one of {', '.join(sorted(known))}")
+                yield Problem(
+                    "state.frozen", name, "no component of this architecture", f"use one of {', '.join(sorted(known))}"
+                )
         if known and set(self.state.frozen) >= {n for n in known if "/" not in n} and self.workload.phase == "training":
-            yield Problem("state.frozen", list(self.state.frozen), "nothing is left to train", "leave one component trainable")
+            yield Problem(
+                "state.frozen", list(self.state.frozen), "nothing is left to train", "leave one component trainable"
+            )
 
     @property
     def frozen_names(self) -> frozenset[str]:
@@ -95,8 +107,9 @@ class Case(Record):
 
 
 OPTION_NAMES = (
-    "phase", "batch", "seq", "past", "logits", "accumulate", "precision", "optimizer", "remat", "attention", "attention_block",
-    "layers", "mesh", "zero", "sharding", "dropout", "frozen", "vocabulary_multiple", "pairs", "lengths",
+    "phase", "batch", "seq", "past", "logits", "accumulate", "precision", "optimizer", "remat", "attention",
+    "attention_block", "layers", "mesh", "zero", "sharding", "dropout", "frozen", "vocabulary_multiple", "pairs",
+    "lengths",
 )  # fmt: skip
 
 
@@ -133,21 +146,29 @@ def build_case(
             work[name] = options[name]
     if "past" in options:
         work["past_tokens"] = options["past"]
-    run = {name: options[name] for name in ("mesh", "zero", "remat", "layers", "sharding", "vocabulary_multiple") if name in options}
+    run = {
+        name: options[name]
+        for name in ("mesh", "zero", "remat", "layers", "sharding", "vocabulary_multiple")
+        if name in options
+    }
     if work["new_tokens"] is None:
         problems.append(Problem("seq", None, f"phase {phase} needs the number of new tokens", "give seq (--seq N)"))
         work["new_tokens"] = 1
     if phase is None:
-        problems.append(Problem("phase", None, "a case needs a phase", "give phase (--phase training, prefill or decode)"))
+        problems.append(
+            Problem("phase", None, "a case needs a phase", "give phase (--phase training, prefill or decode)")
+        )
         work["phase"] = "prefill"
     if "mesh" in run:
         run["mesh"] = mesh_axes(run["mesh"])
     parts: dict[str, Any] = {}
     frozen = options.get("frozen", ())
-    builders = {
+    builders: dict[str, Callable[[], Any]] = {
         "workload": lambda: Workload.from_data(work, "workload"),
         "execution": lambda: Execution.from_data(run, "execution"),
-        "convention": lambda: Convention.from_data({"attention_pairs": options.get("pairs", "rectangular")}, "convention"),
+        "convention": lambda: Convention.from_data(
+            {"attention_pairs": options.get("pairs", "rectangular")}, "convention"
+        ),
         "state": lambda: state_policy(
             options.get("precision", "mixed" if training else "bf16_inference"),
             options.get("optimizer", "adam"),
@@ -163,7 +184,11 @@ def build_case(
             problems.extend(error.problems)
     if problems:
         raise RejectedError(problems)
-    data = {"architecture": architecture.to_data(), **{n: p.to_data() if p else None for n, p in parts.items()}, "expected": expected}
+    data = {
+        "architecture": architecture.to_data(),
+        **{n: p.to_data() if p else None for n, p in parts.items()},
+        "expected": expected,
+    }
     return Case.from_data(data)
 
 

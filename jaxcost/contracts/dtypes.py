@@ -9,7 +9,21 @@ from __future__ import annotations
 from typing import Literal
 
 DType = Literal[
-    "fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int64", "int32", "int16", "int8", "uint8", "uint32", "int4", "bool"
+    "fp64",
+    "fp32",
+    "tf32",
+    "bf16",
+    "fp16",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "uint32",
+    "int4",
+    "bool",
 ]
 
 BITS: dict[str, int] = {

@@ -1,7 +1,7 @@
 """Who owns what on a mesh, and what is recomputed.
 
-Axes mean: `data` replicates state and splits sequences; `fsdp` splits sequences and shards every matrix along the hidden
-axis; `tensor` shards heads, MLP width and vocabulary. Vectors (norm scales, biases) are replicated.
+Axes mean: `data` replicates state and splits sequences; `fsdp` splits sequences and shards every matrix along the
+hidden axis; `tensor` shards heads, MLP width and vocabulary. Vectors (norm scales, biases) are replicated.
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ class LiveObject(Record):
 
     def problems(self) -> Iterable[Problem]:
         if self.death <= self.birth:
-            yield Problem("death", self.death, f"not after birth ({self.birth})", "give a later time; intervals are half-open")
+            yield Problem(
+                "death", self.death, f"not after birth ({self.birth})", "give a later time; intervals are half-open"
+            )
 
 
 class Liveness(Record):

@@ -85,7 +85,9 @@ class Observation(Record):
                 yield Problem(field, None, rule, f"give {field}, or claim the class unmeasured")
         keys = [(c.counter, c.scope, c.phase) for c in self.counters]
         for key in sorted({key for key in keys if keys.count(key) > 1}):
-            yield Problem("counters", "/".join(key), "the counter appears twice for one scope and phase", "keep one of the two")
+            yield Problem(
+                "counters", "/".join(key), "the counter appears twice for one scope and phase", "keep one of the two"
+            )
         names = [tensor.name for tensor in self.tensors or ()]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield Problem("tensors", name, "the name appears twice", "a state mapping has each key once")

@@ -67,7 +67,9 @@ class Record(BaseModel):
         try:
             text = json.dumps(data)
         except (TypeError, ValueError, RecursionError) as error:
-            raise reject(where, type(data).__name__, f"not plain JSON data ({error})", "use text, numbers, lists") from None
+            raise reject(
+                where, type(data).__name__, f"not plain JSON data ({error})", "use text, numbers, lists"
+            ) from None
         return validated(lambda: cls.model_validate_json(text), where)
 
     def to_data(self) -> dict[str, Any]:
@@ -76,7 +78,9 @@ class Record(BaseModel):
 
     def covered(self) -> dict[str, Any]:
         """Return the fields the digest covers, as plain data."""
-        return {name: _covered(getattr(self, name)) for name in type(self).model_fields if not _is_outside(type(self), name)}
+        return {
+            name: _covered(getattr(self, name)) for name in type(self).model_fields if not _is_outside(type(self), name)
+        }
 
     @property
     def digest(self) -> str:
@@ -155,7 +159,9 @@ def parse_json(text: str | bytes, where: str = "input") -> Any:
         table: dict[str, Any] = {}
         for key, value in pairs:
             if key in table:
-                problems.append(Problem(f"{where}.{key}", value, "the key appears twice in one object", "keep one of the two"))
+                problems.append(
+                    Problem(f"{where}.{key}", value, "the key appears twice in one object", "keep one of the two")
+                )
             table[key] = value
         return table
 
@@ -191,7 +197,9 @@ def read_text(path: Path) -> bytes:
         raise reject(str(path), "directory", "a file is expected", "name the file inside it")
     try:
         if path.stat().st_size > MAXIMUM_TEXT_BYTES:
-            raise reject(str(path), path.stat().st_size, f"larger than {MAXIMUM_TEXT_BYTES} bytes", "this is not a manifest")
+            raise reject(
+                str(path), path.stat().st_size, f"larger than {MAXIMUM_TEXT_BYTES} bytes", "this is not a manifest"
+            )
         return path.read_bytes()
     except OSError as error:
         raise reject(str(path), type(error).__name__, f"cannot be read ({error.strerror})", "check the path") from None

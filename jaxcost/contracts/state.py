@@ -12,21 +12,25 @@ Presets come in two kinds. Those named after an accounting policy of the literat
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, cast
 
 from jaxcost.contracts.dtypes import DType
 from jaxcost.contracts.errors import Problem, reject
 from jaxcost.contracts.record import Name, Record, Size, outside_digest
 
 LIFECYCLE = ("after_load", "after_optimizer_construction", "after_backward", "in_first_step", "after_release")
-LifecyclePoint = Literal["after_load", "after_optimizer_construction", "after_backward", "in_first_step", "after_release"]
+LifecyclePoint = Literal[
+    "after_load", "after_optimizer_construction", "after_backward", "in_first_step", "after_release"
+]
 Role = Literal[
     "parameter", "master", "gradient", "gradient_copy", "first_moment", "second_moment", "second_moment_row",
     "second_moment_column", "step", "scale",
 ]  # fmt: skip
+CountRule = Literal["dense", "row", "column", "unfactored", "scalar"]
+Optimizer = Literal["none", "adam", "adamw", "sgd", "momentum", "lion", "adafactor"]
 PRECISIONS = (
-    "fp32", "bf16", "mixed", "bf16_inference", "fp32_inference", "masterless_bf16", "fp32_autocast_adam", "bf16_master_adam",
-    "a16_six_object",
+    "fp32", "bf16", "mixed", "bf16_inference", "fp32_inference", "masterless_bf16", "fp32_autocast_adam",
+    "bf16_master_adam", "a16_six_object",
 )  # fmt: skip
 OPTIMIZERS = ("adam", "adamw", "sgd", "momentum", "lion", "adafactor")
 
@@ -42,7 +46,7 @@ class StateObject(Record):
     name: Name
     role: Role
     basis: Literal["loaded", "trainable", "updated"]
-    count: Literal["dense", "row", "column", "unfactored", "scalar"]
+    count: CountRule
     dtype: DType
     copies: Size = 1
     placement: Literal["device", "host", "checkpoint"] = "device"
@@ -52,7 +56,9 @@ class StateObject(Record):
 
     def problems(self) -> Iterable[Problem]:
         if self.released != "never" and LIFECYCLE.index(self.released) <= LIFECYCLE.index(self.created):
-            yield Problem("released", self.released, f"not after created ({self.created})", "use a later point or never")
+            yield Problem(
+                "released", self.released, f"not after created ({self.created})", "use a later point or never"
+            )
 
     def live_at(self, point: str) -> bool:
         """Return whether the object exists at a lifecycle point."""
@@ -65,8 +71,8 @@ class StatePolicy(Record):
     """The numerical state of a run.
 
     Matrix products take operands in `compute_dtype`; attention scores and probabilities are stored in `score_dtype`
-    (softmax itself runs in fp32); logits are `logits_dtype`. `frozen` names component scopes whose parameters are loaded
-    but not trained, for example `embed` or `group0/attn`.
+    (softmax itself runs in fp32); logits are `logits_dtype`. `frozen` names component scopes whose parameters are
+    loaded but not trained, for example `embed` or `group0/attn`.
     """
 
     name: str = outside_digest("")
@@ -75,7 +81,7 @@ class StatePolicy(Record):
     score_dtype: DType
     logits_dtype: DType
     kv_dtype: DType
-    optimizer: Literal["none", "adam", "adamw", "sgd", "momentum", "lion", "adafactor"]
+    optimizer: Optimizer
     objects: tuple[StateObject, ...]
     frozen: tuple[Name, ...] = ()
 
@@ -84,7 +90,9 @@ class StatePolicy(Record):
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield Problem("objects", name, "two state objects share a name", "give each its own name")
         if not any(item.role == "parameter" and item.basis == "loaded" for item in self.objects):
-            yield Problem("objects", names, "no object holds the loaded parameters", "declare a parameter object of basis loaded")
+            yield Problem(
+                "objects", names, "no object holds the loaded parameters", "declare a parameter object of basis loaded"
+            )
         for item in self.objects:
             if item.role == "parameter" and item.dtype != self.parameter_dtype:
                 rule = f"the parameter object has dtype {item.dtype}"
@@ -97,7 +105,13 @@ class StatePolicy(Record):
 
 def _parameter(dtype: DType) -> StateObject:
     return StateObject(
-        name="parameters", role="parameter", basis="loaded", count="dense", dtype=dtype, created="after_load", owner="model"
+        name="parameters",
+        role="parameter",
+        basis="loaded",
+        count="dense",
+        dtype=dtype,
+        created="after_load",
+        owner="model",
     )
 
 
@@ -108,29 +122,42 @@ def _gradient(dtype: DType) -> StateObject:
     )  # fmt: skip
 
 
-def _slot(name: str, role: Role, dtype: DType, created: LifecyclePoint, count: str = "dense") -> StateObject:
+def _slot(name: str, role: Role, dtype: DType, created: LifecyclePoint, count: CountRule = "dense") -> StateObject:
     return StateObject(
         name=name, role=role, basis="updated", count=count, dtype=dtype, created=created, owner="optimizer"
-    )  # type: ignore[arg-type]  # count is one of the literal values at every call below
+    )
 
 
 def _literature(working: DType, *extra: StateObject) -> tuple[StateObject, ...]:
     """Objects of a published accounting policy: lazily created fp32 Adam moments, no step counter."""
-    moments = tuple(_slot(n, r, "fp32", "in_first_step") for n, r in (("m", "first_moment"), ("v", "second_moment")))  # type: ignore[arg-type]  # roles
-    return (_parameter(working), *extra, *moments)
+    first = _slot("m", "first_moment", "fp32", "in_first_step")
+    second = _slot("v", "second_moment", "fp32", "in_first_step")
+    return (_parameter(working), *extra, first, second)
 
 
 def _master() -> StateObject:
     return StateObject(
-        name="master_parameters", role="master", basis="updated", count="dense", dtype="fp32", created="after_load", owner="wrapper"
+        name="master_parameters",
+        role="master",
+        basis="updated",
+        count="dense",
+        dtype="fp32",
+        created="after_load",
+        owner="wrapper",
     )
 
 
 def _gradient_copy() -> StateObject:
     return StateObject(
-        name="gradient_copy", role="gradient_copy", basis="trainable", count="dense", dtype="fp32", created="after_backward",
-        released="after_release", owner="wrapper",
-    )  # fmt: skip
+        name="gradient_copy",
+        role="gradient_copy",
+        basis="trainable",
+        count="dense",
+        dtype="fp32",
+        created="after_backward",
+        released="after_release",
+        owner="wrapper",
+    )
 
 
 def _optax(optimizer: str, dtype: DType) -> tuple[StateObject, ...]:
@@ -154,7 +181,9 @@ def _optax(optimizer: str, dtype: DType) -> tuple[StateObject, ...]:
     return ()
 
 
-def state_policy(precision: str, optimizer: str = "adam", training: bool = True, frozen: tuple[str, ...] = ()) -> StatePolicy:
+def state_policy(
+    precision: str, optimizer: str = "adam", training: bool = True, frozen: tuple[str, ...] = ()
+) -> StatePolicy:
     """Return the preset of a precision name.
 
     Raises:
@@ -168,22 +197,34 @@ def state_policy(precision: str, optimizer: str = "adam", training: bool = True,
     parameter: DType = "fp32" if precision in ("fp32", "mixed", "fp32_inference", "fp32_autocast_adam") else "bf16"
     compute: DType = "fp32" if precision in ("fp32", "fp32_inference") else "bf16"
     if precision.endswith("_inference") and training:
-        raise reject("precision", precision, "an inference policy has no gradients", "use mixed, bf16 or fp32 in training")
-    literature = {
+        raise reject(
+            "precision", precision, "an inference policy has no gradients", "use mixed, bf16 or fp32 in training"
+        )
+    literature: dict[str, tuple[StateObject, ...]] = {
         "masterless_bf16": (_gradient("bf16"),),
         "fp32_autocast_adam": (_gradient("fp32"),),
         "bf16_master_adam": (_master(), _gradient("bf16")),
         "a16_six_object": (_master(), _gradient("bf16"), _gradient_copy()),
     }
+    objects: tuple[StateObject, ...]
     if not training:
         objects, optimizer = (_parameter(parameter),), "none"
     elif precision in literature:
         if optimizer != "adam":
-            raise reject("optimizer", optimizer, f"the policy {precision} keeps Adam moments", "use adam, or precision mixed")
+            raise reject(
+                "optimizer", optimizer, f"the policy {precision} keeps Adam moments", "use adam, or precision mixed"
+            )
         objects = _literature(parameter, *literature[precision])
     else:
         objects = (_parameter(parameter), _gradient(parameter), *_optax(optimizer, parameter))
     return StatePolicy(
-        name=precision, parameter_dtype=parameter, compute_dtype=compute, score_dtype=compute, logits_dtype="fp32",
-        kv_dtype=compute, optimizer=optimizer, objects=objects, frozen=frozen,
-    )  # type: ignore[arg-type]  # fmt: skip  # optimizer was checked against OPTIMIZERS above
+        name=precision,
+        parameter_dtype=parameter,
+        compute_dtype=compute,
+        score_dtype=compute,
+        logits_dtype="fp32",
+        kv_dtype=compute,
+        optimizer=cast(Optimizer, optimizer),
+        objects=objects,
+        frozen=frozen,
+    )

@@ -36,7 +36,9 @@ class Workload(Record):
 
     def problems(self) -> Iterable[Problem]:
         if self.phase == "decode" and self.new_tokens != 1:
-            yield Problem("new_tokens", self.new_tokens, "decode computes one new token per sequence", "write 1 (--seq 1)")
+            yield Problem(
+                "new_tokens", self.new_tokens, "decode computes one new token per sequence", "write 1 (--seq 1)"
+            )
         if self.phase != "decode" and self.past_tokens:
             rule = f"{self.phase} starts from an empty cache"
             yield Problem("past_tokens", self.past_tokens, rule, "write 0, or use phase decode")
@@ -58,12 +60,16 @@ class Workload(Record):
 
     def _ragged_problems(self, lengths: tuple[int, ...]) -> Iterable[Problem]:
         if len(lengths) != self.batch:
-            yield Problem("lengths", len(lengths), f"one length per sequence of batch ({self.batch})", "give as many as batch")
+            yield Problem(
+                "lengths", len(lengths), f"one length per sequence of batch ({self.batch})", "give as many as batch"
+            )
         if lengths and max(lengths) != self.new_tokens:
             rule = f"the longest must equal new_tokens ({self.new_tokens})"
             yield Problem("lengths", max(lengths), rule, "set new_tokens to the longest length")
         if self.phase == "decode":
-            yield Problem("lengths", list(lengths[:4]), "ragged decode is not supported", "use one past length for the batch")
+            yield Problem(
+                "lengths", list(lengths[:4]), "ragged decode is not supported", "use one past length for the batch"
+            )
 
     @property
     def visible_tokens(self) -> int:
