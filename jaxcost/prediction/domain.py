@@ -1,0 +1,71 @@
+"""The few operations whose form depends on the number domain: exact integers, sympy expressions, numpy arrays.
+
+Folds use `+ - *` directly; whatever needs division, a maximum or a choice comes from here, so that one fold runs on
+all three. A sympy value is recognised by its type's module, and sympy is imported only when one arrives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def domain_of(*values: Any) -> str:
+    """Return `sympy` or `numpy` if any value belongs to it, else `int`."""
+    for value in values:
+        root = type(value).__module__.split(".", 1)[0]
+        if root in ("sympy", "numpy"):
+            return root
+    return "int"
+
+
+def ceil_div(a: Any, b: Any) -> Any:
+    """Return a / b rounded up to a whole number, exactly."""
+    if domain_of(a, b) == "sympy":
+        import sympy
+
+        return sympy.ceiling(sympy.sympify(a) / b)
+    return -(-a // b)
+
+
+def exact_div(a: Any, b: Any) -> Any:
+    """Return a / b where b is known to divide a.
+
+    Raises:
+        ValueError: for integers (or arrays of them) that leave a remainder.
+    """
+    if domain_of(a, b) == "sympy":
+        import sympy
+
+        return sympy.sympify(a) / b
+    remainder = a % b
+    if remainder.any() if hasattr(remainder, "any") else remainder:
+        raise ValueError(f"{b} does not divide {a}")
+    return a // b
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """Return the larger value, elementwise for arrays."""
+    kind = domain_of(a, b)
+    if kind == "sympy":
+        import sympy
+
+        return sympy.Max(a, b)
+    if kind == "numpy":
+        import numpy
+
+        return numpy.maximum(a, b)
+    return max(a, b)
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    """Return a where the condition holds, else b."""
+    kind = domain_of(condition, a, b)
+    if kind == "sympy":
+        import sympy
+
+        return sympy.Piecewise((a, condition), (b, True))
+    if kind == "numpy":
+        import numpy
+
+        return numpy.where(condition, a, b)
+    return a if condition else b

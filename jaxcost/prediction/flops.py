@@ -1,0 +1,100 @@
+"""Matmul FLOPs of every contraction: forward, gradients of its operands, replay.
+
+A contraction over distinct axes does 2 x their product FLOPs (one multiply-add is two). The gradient of either operand
+is again a contraction over the same axes, hence as many FLOPs; it is counted where that operand needs one. Rows say
+`dw` for a weight and `dx` for any other operand. Accumulating over microbatches splits the work and changes no total.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxcost.prediction.program import Contraction, Program
+from jaxcost.prediction.replay import declared, kernel_repeats
+from jaxcost.prediction.rows import Ledger, Row
+from jaxcost.prediction.sizes import Sizes
+
+FMA = "one multiply-add is two FLOPs; "
+PAIRS = {"rectangular": "every query-key pair", "legal": "causally legal query-key pairs"}
+OMITTED = "non-matmul primitives, embedding lookup, collectives"
+
+
+def contraction_flops(program: Program, op: Contraction, pairs: str = "rectangular") -> Any:
+    """Return 2 x the product of the contraction's axes over all its layers; 0 if no axis is summed over."""
+    return _flops(op, program.sizes, pairs)
+
+
+def _flops(op: Contraction, sizes: Sizes, pairs: str) -> Any:
+    if set(op.axes.split()) <= set(op.operand_axes[2].split()):
+        return 0
+    return 2 * sizes.product(op.axes, op.group, pairs) * op.repeat
+
+
+def flops(program: Program) -> Ledger:
+    """Return the FLOPs ledger.
+
+    `forward_causal` counts legal pairs only, whatever the convention of the other totals. `per_device` values are those
+    of the worst device: sequences over data and fsdp, heads, MLP width and vocabulary over tensor.
+    """
+    pairs = program.case.convention.attention_pairs
+    rows: list[Row] = []
+    causal: Any = 0
+    for op in program.contractions:
+        causal = causal + contraction_flops(program, op, "legal")
+        rows.append(_row(program, op, "forward", "forward", pairs))
+        for operand in op.gradients:
+            part = "dw" if program.tensors[operand].role == "parameter" else "dx"
+            rows.append(_row(program, op, "backward", part, pairs, operand))
+    for op in declared(program):
+        if isinstance(op, Contraction):
+            rows.append(_row(program, op, "replay", "replay", pairs, cause=f"remat {program.case.execution.remat}"))
+    for op in kernel_repeats(program):
+        if isinstance(op, Contraction):
+            rows.append(_row(program, op, "replay", "replay", pairs, cause="blockwise backward"))
+    phases = ("forward", "backward", "replay")
+    sums = {phase: sum((row.value for row in rows if row.phase == phase), 0) for phase in phases}
+    device = {phase: sum((row.per_device for row in rows if row.phase == phase), 0) for phase in phases}
+    totals = {
+        "forward": sums["forward"],
+        "backward": sums["backward"],
+        "recompute": sums["replay"],
+        "total": sum(sums.values()),
+        "forward_causal": causal,
+        "per_device_forward": device["forward"],
+        "per_device_backward": device["backward"],
+        "per_device_recompute": device["replay"],
+        "per_device": sum(device.values()),
+    }
+    return Ledger("flops", totals, tuple(rows))
+
+
+def _row(program: Program, op: Contraction, phase: str, part: str, pairs: str, operand: str = "", cause: str = "") -> Row:
+    value = contraction_flops(program, op, pairs)
+    device = _flops(op, program.device_sizes, pairs)
+    fields: dict[str, Any] = {"contraction": op.spec, "layers": op.repeat, "microbatches": program.case.workload.accumulate}
+    fields.update({axis: program.sizes.axis(axis, op.group) for axis in op.axes.split()})
+    if operand:
+        fields["gradient_of"] = operand
+    if cause:
+        fields["cause"] = cause
+    return Row(
+        op.name, op.scope, phase, value, "FLOPs", fields, FMA + PAIRS[pairs], OMITTED, part=part, region=op.region, per_device=device
+    )
+
+
+def six_nd(program: Program) -> dict[str, Any]:
+    """Return the terms of 6 N D for this program.
+
+    N counts the scalars of the weight matrices that forward contractions use, D the rows they process; the pairwise
+    products are three times their forward FLOPs. With every gradient needed and all rows projected onto the vocabulary
+    `product + pairwise` equals forward plus backward exactly.
+    """
+    used, pairwise = 0, 0
+    for op in program.contractions:
+        if program.is_pairwise(op):
+            pairwise = pairwise + contraction_flops(program, op)
+        else:
+            weight = next(program.tensors[name] for name in op.inputs if program.tensors[name].role == "parameter")
+            used = used + program.elements(weight) * op.repeat
+    rows = program.sizes.product("b s")
+    return {"n_used": used, "rows": rows, "product": 6 * used * rows, "pairwise": 3 * pairwise, "total": 6 * used * rows + 3 * pairwise}

@@ -1,0 +1,181 @@
+"""The declared step: tensors and ops with named axes, in execution order.
+
+A contraction is one line, for example `b s d, d h e -> b s h e`. Everything said about it elsewhere (forward FLOPs, the
+products of its backward pass, what they must have, one-pass traffic, shapes on a device) follows from that line and from
+which operands need a gradient. Ops of a group of identical layers appear once, with `repeat` copies.
+
+Saved activations, replay and dead replay are walks over `needs` (what an op's backward pass must have) and the dataflow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from jaxcost.contracts.case import Case
+from jaxcost.prediction.sizes import Sizes, sizes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named array. Two names with one `storage` are one array (a tied head).
+
+    Attributes:
+        name: unique in the program; parameters are `scope/weight`, `scope/bias` or `scope/scale`.
+        axes: space-separated axis names, in stored order.
+        dtype: element type.
+        role: `parameter`, `input` (an argument that is no parameter), `cache`, `activation`, `mask`, `statistic`,
+            `onchip` (never leaves the kernel that makes it) or `output`.
+        scope: the component it belongs to.
+        group: index of its group of layers, None outside.
+        repeat: how many layers have one.
+        trainable: for parameters, whether it receives a gradient.
+    """
+
+    name: str
+    axes: str
+    dtype: str
+    role: str
+    scope: str
+    group: int | None = None
+    repeat: Any = 1
+    storage: str = ""
+    trainable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """`coefficient` primitives of one kind for every point of `axes` (empty: one point)."""
+
+    kind: str
+    coefficient: int
+    axes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One step of the forward pass.
+
+    Attributes:
+        name: the last part of its scope, or a kind.
+        scope: component scope, as in `group0/attn/q_proj`.
+        inputs, outputs: tensor names.
+        gradients: the inputs that need a gradient.
+        needs: tensors its backward pass must have.
+        region: `block` inside a layer, `outside` elsewhere, `boundary` where a layer's input enters.
+    """
+
+    name: str
+    scope: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    gradients: tuple[str, ...]
+    needs: tuple[str, ...]
+    region: str
+    group: int | None
+    repeat: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction(Op):
+    """A product of two tensors summed over the axes that the output lacks."""
+
+    spec: str
+    out_dtype: str
+
+    @property
+    def operand_axes(self) -> tuple[str, str, str]:
+        """Axes of the left operand, the right operand and the output."""
+        left, rest = self.spec.split(",")
+        right, out = rest.split("->")
+        return left.strip(), right.strip(), out.strip()
+
+    @property
+    def axes(self) -> str:
+        """All distinct axes: the points at which one multiply-add happens."""
+        left, right, _ = self.operand_axes
+        return " ".join(dict.fromkeys(left.split() + right.split()))
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """Axes in both operands and in the output; a product with a weight has none."""
+        left, right, out = (set(part.split()) for part in self.operand_axes)
+        return tuple(sorted(left & right & out))
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup(Op):
+    """Rows gathered from a table: no FLOPs; its backward pass is a scatter-add into the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive(Op):
+    """Non-matmul work with typed counts, forward and backward (a bias gradient is a reduction, a gather's a scatter)."""
+
+    kind: str
+    forward: tuple[Count, ...]
+    backward: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One step of a case. Immutable; folds read it."""
+
+    case: Case
+    sizes: Sizes
+    tensors: dict[str, Tensor]
+    ops: tuple[Op, ...]
+    results: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def contractions(self) -> tuple[Contraction, ...]:
+        """The contractions, in execution order."""
+        return tuple(op for op in self.ops if isinstance(op, Contraction))
+
+    @cached_property
+    def producers(self) -> dict[str, Op]:
+        """Tensor name to the op that makes it."""
+        return {name: op for op in self.ops for name in op.outputs}
+
+    @cached_property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Named parameter occurrences in declaration order; a tied head appears beside its table."""
+        return tuple(tensor for tensor in self.tensors.values() if tensor.role == "parameter")
+
+    @cached_property
+    def unique_parameters(self) -> tuple[Tensor, ...]:
+        """Parameters with one entry per storage."""
+        return tuple(tensor for tensor in self.parameters if tensor.storage == tensor.name)
+
+    def is_pairwise(self, op: Contraction) -> bool:
+        """Return whether no operand is a weight (QK and PV)."""
+        return all(self.tensors[name].role != "parameter" for name in op.inputs)
+
+    def elements(self, tensor: Tensor, sizes: Sizes | None = None) -> Any:
+        """Return the elements of one copy of a tensor."""
+        return (sizes or self.sizes).product(tensor.axes, tensor.group)
+
+    @cached_property
+    def microbatch_sizes(self) -> Sizes:
+        """Sizes of one microbatch."""
+        return self.sizes.microbatch(self.case.workload.accumulate)
+
+    @cached_property
+    def device_sizes(self) -> Sizes:
+        """Sizes of what the worst device computes with, over all microbatches."""
+        run = self.case.execution
+        shards = run.degree("data") * run.degree("fsdp")
+        return self.sizes.local(shards, run.degree("tensor"), self.case.workload.accumulate)
+
+
+def program(case: Case, sizes: Sizes | None = None) -> Program:
+    """Return the program of a case.
+
+    Args:
+        case: the declared step.
+        sizes: extents to use instead of the case's integers, for example sympy symbols.
+    """
+    from jaxcost.prediction.builder import build
+
+    return build(case, sizes or sizes_of(case))

@@ -1,0 +1,140 @@
+"""Axis names and their extents.
+
+Axes: b batch, s new (query) rows, t visible (key) rows, r logits rows per sequence, d hidden, h query heads, k key/value
+heads, g = h / k, e head width, f MLP width, v stored vocabulary rows, p rows of the learned position table.
+h, k, g, e and f belong to a group of layers; the others to the model or the workload.
+
+A product over axes is where ragged work differs: with sequence lengths L, the joint extent of (b, s) is the sum of L and
+that of (b, s, t) is the sum of L squared. `legal` counts only the pairs a causal mask lets through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxcost.contracts.case import Case
+from jaxcost.prediction.domain import exact_div
+
+ROW_AXES = frozenset("str")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Extents of all axes. Values are integers, or expressions of one other domain (see `domain`).
+
+    Attributes:
+        values: extents outside the groups of layers.
+        groups: for each group, the extents of its own axes.
+        repeats: layers in each group.
+        lengths: lengths of ragged sequences, or None for the rectangle b x s.
+        logical_vocabulary: vocabulary rows before padding.
+    """
+
+    values: Mapping[str, Any]
+    groups: tuple[Mapping[str, Any], ...]
+    repeats: tuple[Any, ...]
+    lengths: tuple[int, ...] | None = None
+    logical_vocabulary: Any = 0
+
+    def axis(self, name: str, group: int | None = None) -> Any:
+        """Return the extent of one axis."""
+        if group is not None and name in self.groups[group]:
+            return self.groups[group][name]
+        return self.values[name]
+
+    def shape(self, axes: str, group: int | None = None) -> tuple[Any, ...]:
+        """Return the extents of space-separated axes, as a rectangle."""
+        return tuple(self.axis(name, group) for name in axes.split())
+
+    def product(self, axes: str, group: int | None = None, pairs: str = "rectangular") -> Any:
+        """Return the joint extent of distinct space-separated axes; `pairs` is `rectangular` or `legal`."""
+        names = axes.split()
+        total: Any = 1
+        joint = set()
+        if "b" in names and (self.lengths is not None or (pairs == "legal" and "s" in names and "t" in names)):
+            joint = {"b"} | (ROW_AXES & set(names))
+            total = self._rows(joint, pairs)
+        for name in names:
+            if name not in joint:
+                total = total * self.axis(name, group)
+        return total
+
+    def _rows(self, joint: set[str], pairs: str) -> Any:
+        """Return the joint extent of the batch with the row axes in `joint`."""
+        batch, new, visible, logits = (self.values[name] for name in "bstr")
+        if self.lengths is None:
+            return batch * (new * (visible - new) + exact_div(new * (new + 1), 2))
+        if {"s", "t"} <= joint:
+            return sum(n * (n + 1) // 2 if pairs == "legal" else n * n for n in self.lengths)
+        if joint & {"s", "t"}:
+            return sum(self.lengths)
+        if "r" in joint:
+            return sum(min(n, logits) for n in self.lengths)
+        return batch
+
+    def microbatch(self, count: int) -> Sizes:
+        """Return the sizes of one of `count` microbatches; of ragged ones, that with the most pairs."""
+        if count == 1:
+            return self
+        return self._part([self._every(count, 1, index) for index in range(count)] if self.lengths else None, count)
+
+    def local(self, shards: int, tensor: int, microbatches: int = 1) -> Sizes:
+        """Return what one device computes with: sequences over `shards`, heads, MLP width and vocabulary over `tensor`.
+
+        Of ragged shards the one with the most pairs is taken. The hidden axis stays whole: a weight sharded along it is
+        gathered before use.
+        """
+        parts = [self._every(microbatches, shards, index) for index in range(shards)] if self.lengths else None
+        part = self._part(parts, shards) if shards > 1 else self
+        if tensor == 1:
+            return part
+        groups = tuple({**own, **{n: exact_div(own[n], tensor) for n in "hkf"}} for own in part.groups)
+        return replace(part, groups=groups, values={**part.values, "v": exact_div(part.values["v"], tensor)})
+
+    def _part(self, parts: list[tuple[int, ...]] | None, count: int) -> Sizes:
+        values = {**self.values, "b": exact_div(self.values["b"], count)}
+        if parts is None:
+            return replace(self, values=values)
+        worst = max(parts, key=lambda lengths: (sum(n * n for n in lengths), sum(lengths)))
+        return replace(self, values=values, lengths=worst)
+
+    def _every(self, microbatches: int, shards: int, index: int) -> tuple[int, ...]:
+        """Return the lengths of shard `index` in every microbatch; with one shard, of microbatch `index`."""
+        assert self.lengths is not None
+        size = len(self.lengths) // microbatches
+        chunks = [self.lengths[i * size : (i + 1) * size] for i in range(microbatches)]
+        if shards == 1:
+            return chunks[index]
+        part = size // shards
+        return tuple(n for chunk in chunks for n in chunk[index * part : (index + 1) * part])
+
+
+def sizes_of(case: Case) -> Sizes:
+    """Return the integer sizes of a case."""
+    arch, work = case.architecture, case.workload
+    positions = arch.learned_positions
+    values = {
+        "b": work.batch,
+        "s": work.new_tokens,
+        "t": work.visible_tokens,
+        "r": work.logits_rows_per_sequence,
+        "d": arch.hidden_size,
+        "v": case.vocabulary_rows,
+        "p": positions.rows if positions else 0,
+    }
+    groups = []
+    for group in arch.groups:
+        attention = group.layer.attention
+        groups.append(
+            {
+                "h": attention.query_heads,
+                "k": attention.kv_heads,
+                "g": attention.query_heads // attention.kv_heads,
+                "e": attention.head_dim,
+                "f": group.layer.mlp.width,
+            }
+        )
+    repeats = tuple(group.repeat for group in arch.groups)
+    return Sizes(values, tuple(groups), repeats, work.lengths, arch.vocabulary_size)
