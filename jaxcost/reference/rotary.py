@@ -1,0 +1,51 @@
+"""Rotary positions (Su et al. 2021, arXiv:2104.09864) as Hugging Face Llama computes them.
+
+Coordinate i of the first half is paired with coordinate i of the second half, and the pair turns by
+position * theta^(-2i / dimensions). Llama 3 stretches the slow pairs for longer contexts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcost.contracts.architecture import Rotary, RotaryScaling
+
+
+def frequencies(rotary: Rotary) -> np.ndarray:
+    """Return the fp32 angles per position of each pair, `[dimensions / 2]`."""
+    exponents = np.arange(0, rotary.dimensions, 2, dtype=np.float32) / np.float32(rotary.dimensions)
+    plain = (1.0 / np.float32(rotary.theta) ** exponents).astype(np.float32)
+    return plain if rotary.scaling is None else _stretch(plain, rotary.scaling)
+
+
+def _stretch(plain: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
+    """Divide slow pairs by `factor`, keep fast ones, and blend between the two wavelengths."""
+    wavelength = 2 * math.pi / plain
+    turns = scaling.original_positions / wavelength
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return ((1 - blend) * plain / scaling.factor + blend * plain).astype(np.float32)
+
+
+def angles(rotary: Rotary | None, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+    """Return cosines and sines `[s, dimensions / 2]` in fp32 at integer positions `[s]`."""
+    if rotary is None:
+        return None
+    turned = positions.astype(jnp.float32)[:, None] * frequencies(rotary)[None, :]
+    return jnp.cos(turned), jnp.sin(turned)
+
+
+def rotate(x: jax.Array, cosine_sine: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+    """Turn the leading coordinates of `[b, s, heads, e]`; the others pass."""
+    if cosine_sine is None:
+        return x
+    cosine, sine = (part[None, :, None, :] for part in cosine_sine)
+    half = cosine.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    first, second = first.astype(jnp.float32), second.astype(jnp.float32)
+    turned = (first * cosine - second * sine, second * cosine + first * sine)
+    return jnp.concatenate([*(part.astype(x.dtype) for part in turned), rest], axis=-1)

@@ -1,0 +1,124 @@
+"""Sharding: one table from named axes to mesh axes, and the two ways of applying it.
+
+Every tensor of the network names its axes (`layer` scan stack, b batch, s rows, d hidden, h query heads, k K/V heads,
+e head width, f MLP width, v vocabulary rows). The tables below say which mesh axes shard them. Mesh axes that a mesh
+does not have drop out.
+
+`auto` shards the arguments and leaves the rest to the partitioner. `explicit` also pins, inside the program, what is
+otherwise a choice of the partitioner: each matrix is gathered over `fsdp` where it is used, its gradient is scattered
+again, and activations keep their batch and head shards. Then a device executes 1/devices of every contraction. The pins
+are `with_sharding_constraint` on named shardings: unlike meshes of explicit axis type they need no output sharding at
+each einsum, gather and reshape, and they lower alike for devices that are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcost.contracts.case import Case
+from jaxcost.contracts.errors import reject
+
+Rules = Mapping[str, tuple[str, ...]]
+
+BATCH = ("data", "fsdp")
+SPLIT: Rules = {"h": ("tensor",), "k": ("tensor",), "f": ("tensor",), "v": ("tensor",)}
+STORED_WEIGHT: Rules = {"d": ("fsdp",), **SPLIT}
+USED_WEIGHT: Rules = SPLIT
+ACTIVATION: Rules = {"b": BATCH, **SPLIT}
+# A lookup moves tokens, not the table: the table keeps its hidden shards, so only `data` splits the looked-up rows.
+LOOKED_UP: Rules = {"b": ("data",), "d": ("fsdp",)}
+
+
+def make_mesh(case: Case, devices: Sequence[Any]) -> Mesh:
+    """Return the mesh of a case over the first `device_count` of `devices`, in their order.
+
+    A case without mesh axes gets one `data` axis of size one, so that a single absent device can be named.
+
+    Raises:
+        RejectedError: where there are fewer devices than the mesh needs.
+    """
+    sizes = case.execution.mesh_sizes or {"data": 1}
+    count = case.execution.device_count
+    if len(devices) < count:
+        raise reject(
+            "execution.mesh", sizes, f"needs {count} devices, the target has {len(devices)}", "use a larger target"
+        )
+    return Mesh(np.array(list(devices[:count]), dtype=object).reshape(tuple(sizes.values())), tuple(sizes))
+
+
+def is_vector(axes: Sequence[str]) -> bool:
+    """Whether a parameter is a norm scale or a bias, which every device holds whole."""
+    own = [axis for axis in axes if axis != "layer"]
+    return own == ["d"] or "d" not in own
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A mesh, or none, and whether the program pins shardings inside (`explicit`)."""
+
+    mesh: Mesh | None
+    explicit: bool
+
+    def spec(self, axes: Sequence[str], rules: Rules) -> PartitionSpec:
+        """Return the partition spec of a tensor with named `axes` on this mesh."""
+        names = self.mesh.axis_names if self.mesh is not None else ()
+        entries: list[str | tuple[str, ...] | None] = []
+        for axis in axes:
+            held = tuple(name for name in rules.get(axis, ()) if name in names)
+            entries.append(held[0] if len(held) == 1 else held or None)
+        return PartitionSpec(*entries)
+
+    def named(self, axes: Sequence[str], rules: Rules) -> NamedSharding | None:
+        """Return the sharding of a tensor with named `axes`, None without a mesh."""
+        return self.of_spec(self.spec(axes, rules))
+
+    def of_spec(self, spec: PartitionSpec) -> NamedSharding | None:
+        """Return the sharding of a spec, None without a mesh."""
+        return None if self.mesh is None else NamedSharding(self.mesh, spec)
+
+    def parameter_spec(self, axes: Sequence[str]) -> PartitionSpec:
+        """Return how a parameter is stored: matrices by the table, vectors whole on every device."""
+        return self.spec(axes, {} if is_vector(axes) else STORED_WEIGHT)
+
+    def parameter(self, axes: Sequence[str]) -> NamedSharding | None:
+        """Return the sharding of a stored parameter, None without a mesh."""
+        return self.of_spec(self.parameter_spec(axes))
+
+    def use(self, weight: jax.Array, axes: str) -> jax.Array:
+        """Return a matrix gathered over `fsdp`; its gradient goes back to the stored shards."""
+        if self.mesh is None or not self.explicit:
+            return weight
+        stored, used = (NamedSharding(self.mesh, self.spec(axes, rules)) for rules in (STORED_WEIGHT, USED_WEIGHT))
+        return _gather(weight, stored, used)
+
+    def pin(self, x: jax.Array, axes: str, rules: Rules = ACTIVATION) -> jax.Array:
+        """Return an activation held to its shards (the cotangent too)."""
+        if self.mesh is None or not self.explicit:
+            return x
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(axes, rules)))
+
+
+def _gather(weight: jax.Array, stored: NamedSharding, used: NamedSharding) -> jax.Array:
+    """Constrain to `used`, and the cotangent to `stored`: an all-gather whose transpose is a reduce-scatter.
+
+    The transpose of a plain constraint would hold the gradient to the gathered form and so reduce it everywhere.
+    """
+
+    @jax.custom_vjp
+    def gather(w: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(w, used)
+
+    def forward(w: jax.Array) -> tuple[jax.Array, None]:
+        return gather(w), None
+
+    def backward(_: None, g: jax.Array) -> tuple[jax.Array]:
+        return (jax.lax.with_sharding_constraint(g, stored),)
+
+    gather.defvjp(forward, backward)
+    return gather(weight)

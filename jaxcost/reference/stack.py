@@ -1,0 +1,154 @@
+"""The stack of layers: scanned or unrolled, with or without recomputation, with or without a cache.
+
+One function serves training, prefill and decode. A scanned group is a loop over stacked weights, an unrolled one the
+same body written out; recomputation wraps that body, so both share every line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcost.contracts.case import Case
+from jaxcost.contracts.errors import Problem, RejectedError
+from jaxcost.reference.cache import Cache
+from jaxcost.reference.layers import Run
+from jaxcost.reference.model import JAX_DTYPES, Decoder, Layer, Place
+from jaxcost.reference.rotary import angles
+from jaxcost.reference.sharding import Layout
+
+GroupCache = Cache | tuple[Cache, ...]
+
+_SAVE = jax.checkpoint_policies
+# `none` and `everything` leave the layer alone; `everything` wraps the whole loss (training.py).
+LAYER_POLICIES: dict[str, Callable[..., Any]] = {
+    "attention": _SAVE.dots_with_no_batch_dims_saveable,
+    "block": _SAVE.nothing_saveable,
+    "dots_saveable": _SAVE.dots_saveable,
+    "dots_with_no_batch_dims_saveable": _SAVE.dots_with_no_batch_dims_saveable,
+    "nothing_saveable": _SAVE.nothing_saveable,
+    "everything_saveable": _SAVE.everything_saveable,
+}
+
+
+def make_run(case: Case, layout: Layout) -> Run:
+    """Return what the modules need to know of a case.
+
+    Raises:
+        RejectedError: for what the network cannot execute: library attention kernels, ragged lengths, ZeRO stages.
+    """
+    work, policy = case.workload, case.state
+    problems = []
+    if work.attention not in ("materialised", "blockwise"):
+        rule = "library kernels are counted by the ledgers but not executed by this network"
+        problems.append(Problem("workload.attention", work.attention, rule, "use materialised or blockwise"))
+    if work.lengths is not None:
+        rule = "the network runs full rectangles; ragged lengths are counted by the ledgers only"
+        problems.append(
+            Problem("workload.lengths", list(work.lengths[:4]), rule, "leave lengths out to compile the case")
+        )
+    if case.execution.zero:
+        rule = "ZeRO stages are counted by the ledgers but not executed by this network"
+        problems.append(Problem("execution.zero", case.execution.zero, rule, "use an fsdp axis, or zero = 0"))
+    if problems:
+        raise RejectedError(problems)
+    compute, scores, logits, cache = (
+        JAX_DTYPES[d] for d in (policy.compute_dtype, policy.score_dtype, policy.logits_dtype, policy.kv_dtype)
+    )
+    return Run(
+        compute=compute,
+        scores=scores,
+        logits=logits,
+        cache=cache,
+        blockwise=work.attention == "blockwise",
+        query_block=work.block_for(work.new_tokens),
+        key_block=work.block_for(work.visible_tokens),
+        dropout=case.architecture.dropout,
+        vocabulary_size=case.architecture.vocabulary_size,
+        layout=layout,
+    )
+
+
+def dropout_acts(case: Case) -> bool:
+    """Whether the step draws random numbers."""
+    rates = case.architecture.dropout
+    return case.workload.dropout and any((rates.embedding, rates.attention, rates.residual))
+
+
+def hidden(
+    model: Decoder,
+    case: Case,
+    run: Run,
+    tokens: jax.Array,
+    first_row: jax.Array,
+    caches: tuple[GroupCache, ...] | None = None,
+    key: jax.Array | None = None,
+) -> tuple[jax.Array, tuple[GroupCache, ...]]:
+    """Return the last layer's output `[b, s, d]` and the caches of all groups.
+
+    Args:
+        tokens: `[b, s]` ids at positions `first_row`, `first_row + 1`, ...
+        caches: one per group, to be written and attended to; without them attention sees the new rows alone, and the
+            caches returned hold just these.
+        key: dropout key; each layer folds in its number, each site of a layer its own, so that a replay draws alike.
+    """
+    x = model.embed(tokens, first_row, run, None if key is None else jax.random.fold_in(key, 0))
+    positions = first_row + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    written: list[GroupCache] = []
+    layers_before = 0
+    for index, (group, layers) in enumerate(zip(case.architecture.groups, model.groups, strict=True)):
+        with jax.named_scope(f"group{index}"):
+            with jax.named_scope("attn"), jax.named_scope("rotary"):
+                turned = angles(group.layer.attention.rotary, positions)
+            place = Place(first_row, turned, key=key)
+            cache = None if caches is None else caches[index]
+            x, cache = _group(layers, x, place, cache, layers_before, group.repeat, case.execution.remat, run)
+        written.append(cache)
+        layers_before += group.repeat
+    return x, tuple(written)
+
+
+def _group(
+    layers: Layer | tuple[Layer, ...],
+    x: jax.Array,
+    place: Place,
+    cache: GroupCache | None,
+    layers_before: int,
+    repeat: int,
+    remat: str,
+    run: Run,
+) -> tuple[jax.Array, GroupCache]:
+    scanned = isinstance(layers, Layer)
+
+    def plain(layer: Layer, x: jax.Array, number: jax.Array | int, cache: Cache | None) -> tuple[jax.Array, Cache]:
+        key = None if place.key is None else jax.random.fold_in(place.key, layers_before + 1 + number)
+        inner = number if scanned and cache is not None else None
+        return layer(x, Place(place.first_row, place.angles, cache, inner, key), run)
+
+    apply = plain
+    if remat in LAYER_POLICIES:
+        # Inside a loop forward and replay cannot meet, so no barrier is needed; a loop of one is no loop.
+        apply = jax.checkpoint(plain, policy=LAYER_POLICIES[remat], prevent_cse=not scanned or repeat == 1)
+
+    if not scanned:
+        pieces = []
+        for number, layer in enumerate(layers):
+            x, piece = apply(layer, x, number, None if cache is None else cache[number])
+            pieces.append(piece)
+        return x, tuple(pieces)
+
+    numbers = jnp.arange(repeat, dtype=jnp.int32)
+    if cache is None:
+
+        def fresh(x: jax.Array, item: tuple[Layer, jax.Array]) -> tuple[jax.Array, Cache]:
+            return apply(item[0], x, item[1], None)
+
+        return jax.lax.scan(fresh, x, (layers, numbers))
+
+    def carried(state: tuple[jax.Array, Cache], item: tuple[Layer, jax.Array]) -> tuple[tuple[jax.Array, Cache], None]:
+        return apply(item[0], state[0], item[1], state[1]), None
+
+    return jax.lax.scan(carried, (x, cache), (layers, numbers))[0]

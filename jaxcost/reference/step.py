@@ -1,0 +1,103 @@
+"""A step ready to be compiled: the function, its abstract arguments with shardings, and what is donated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxcost.contracts.case import Case
+from jaxcost.reference.model import Decoder, abstract_model, init_model, parameter_tree
+from jaxcost.reference.serving import abstract_caches, cache_shardings, make_decode_step, make_prefill_step
+from jaxcost.reference.sharding import ACTIVATION, Layout
+from jaxcost.reference.stack import dropout_acts
+from jaxcost.reference.training import abstract_state, init_state, make_training_step, state_shardings
+
+
+@dataclass(frozen=True)
+class Step:
+    """One executable step of a case.
+
+    `arguments` are trees of `jax.ShapeDtypeStruct`, with shardings where there is a mesh, so that the step lowers for
+    devices that are not there. `donate` numbers the arguments whose buffers the results take over. `argument_names`
+    are the names that entry parameters of the compiled module begin with.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    argument_names: tuple[str, ...]
+    donate: tuple[int, ...]
+    in_shardings: tuple[Any, ...] | None
+    out_shardings: Any
+
+    def jit(self) -> Any:
+        """Return the jitted function."""
+        if self.in_shardings is None:
+            return jax.jit(self.function, donate_argnums=self.donate)
+        return jax.jit(
+            self.function, donate_argnums=self.donate, in_shardings=self.in_shardings, out_shardings=self.out_shardings
+        )
+
+    def trace(self) -> Any:
+        """Return `jax.stages.Traced`: `.jaxpr`, `.lower()`."""
+        return self.jit().trace(*self.arguments)
+
+
+def make_step(case: Case, mesh: Mesh | None = None) -> Step:
+    """Return the step of a case on a mesh (see `sharding.make_mesh`), or on the default device.
+
+    Raises:
+        RejectedError: where the network cannot execute the case (see `stack.make_run`).
+    """
+    layout = Layout(mesh, case.execution.sharding == "explicit")
+    work = case.workload
+    whole = layout.of_spec(PartitionSpec())
+    sequences = layout.named("bs", ACTIVATION)
+    tokens = jax.ShapeDtypeStruct((work.batch, work.new_tokens), jnp.int32)
+    logits = layout.named("bsv", ACTIVATION)
+    if work.phase == "training":
+        function: Callable[..., Any] = make_training_step(case, layout)
+        names, arguments, donate = ("state", "tokens"), (abstract_state(case), tokens), (0,)
+        state = state_shardings(case, layout)
+        inputs, outputs = (state, sequences), (state, whole)
+        if dropout_acts(case):
+            names, arguments = (*names, "key"), (*arguments, jax.ShapeDtypeStruct((2,), jnp.uint32))
+            inputs = (*inputs, whole)
+    else:
+        model = abstract_model(case)
+        stored = jax.tree.map(lambda p: layout.parameter(p.axes), parameter_tree(case))
+        caches = cache_shardings(case, layout)
+        outputs = (logits, caches)
+        if work.phase == "prefill":
+            function, donate = make_prefill_step(case, layout), ()
+            names, arguments, inputs = ("parameters", "tokens"), (model, tokens), (stored, sequences)
+        else:
+            function, donate = make_decode_step(case, layout), (1,)
+            names = ("parameters", "caches", "tokens", "position")
+            arguments = (model, abstract_caches(case), tokens, jax.ShapeDtypeStruct((), jnp.int32))
+            inputs = (stored, caches, sequences, whole)
+    if not case.execution.donate:
+        donate = ()
+    if mesh is None:
+        return Step(function, arguments, names, donate, None, None)
+    placed = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), arguments, inputs)
+    return Step(function, placed, names, donate, inputs, outputs)
+
+
+def random_arguments(case: Case, key: jax.Array) -> tuple[Any, ...]:
+    """Return arguments of the step with random weights, caches and tokens, on the default device."""
+    weights, ids, rows, drop = jax.random.split(key, 4)
+    work = case.workload
+    tokens = jax.random.randint(ids, (work.batch, work.new_tokens), 0, case.architecture.vocabulary_size, jnp.int32)
+    model: Decoder = init_model(case, weights)
+    if work.phase == "training":
+        state = init_state(case, model)
+        return (state, tokens, jax.random.bits(drop, (2,), jnp.uint32)) if dropout_acts(case) else (state, tokens)
+    if work.phase == "prefill":
+        return model, tokens
+    caches = jax.tree.map(lambda x: jax.random.normal(rows, x.shape).astype(x.dtype), abstract_caches(case))
+    return model, caches, tokens, jnp.int32(work.past_tokens)
