@@ -1,0 +1,20 @@
+"""Reading compiled programs: one HLO module in, everything jaxcost observes about it out.
+
+`read_hlo` takes the bytes of an HloProto (a compile-time dump, with its buffer assignment) or of a bare HloModuleProto,
+gzipped or not, and gives an `HloReading`: contractions with trips, scopes and phases; memory; traffic; collectives; and
+what could not be understood. Protobuf and integers only: nothing here imports jax or runs a compiler.
+"""
+
+from __future__ import annotations
+
+from jaxcost.observation.hlo.collectives import Collective, Collectives
+from jaxcost.observation.hlo.contractions import Contraction, Contractions, Opaque, Share, StrengthReduced
+from jaxcost.observation.hlo.memory import LiveBuffer, Memory
+from jaxcost.observation.hlo.reading import Argument, HloReading, read_hlo
+from jaxcost.observation.hlo.traffic import Move, Traffic
+from jaxcost.observation.hlo.trips import Loop, Total
+
+__all__ = [
+    "Argument", "Collective", "Collectives", "Contraction", "Contractions", "HloReading", "LiveBuffer", "Loop",
+    "Memory", "Move", "Opaque", "Share", "StrengthReduced", "Total", "Traffic", "read_hlo",
+]  # fmt: skip

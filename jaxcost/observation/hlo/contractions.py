@@ -1,0 +1,493 @@
+"""Every contraction of a compiled module, with its FLOPs, its trips, and where in the program it came from.
+
+A dot costs `2 * prod(result) * prod(contracted)` FLOPs (one FMA = two). The compiler does not keep dots as they were
+written, so each record also says what was done to it: several products merged into one (`shares`), K padded or split
+(`logical_flops`, `split_k`). Products that became multiply + reduce are listed apart and never added in; library calls
+whose cost no shape tells are listed as opaque, never as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+from jaxcost.observation.hlo.convolution import ConvolutionCount, count_convolution
+from jaxcost.observation.hlo.module import Instruction, Module
+from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
+from jaxcost.observation.hlo.origins import Places, argument_of, behind, source_of
+from jaxcost.observation.hlo.schema import Proto, rejected
+from jaxcost.observation.hlo.scope import common_scope, primitive_of
+from jaxcost.observation.hlo.trips import ZERO, Executions, Total, exact
+
+_GEMM = ("__cublas$lt$matmul", "__cublas$gemm")
+_CUDNN_CONV = {
+    "__cudnn$convForward": "forward", "__cudnn$convForwardGraph": "forward",
+    "__cudnn$convBiasActivationForward": "forward", "__cudnn$convBackwardInput": "input",
+    "__cudnn$convBackwardFilter": "filter",
+}  # fmt: skip
+_OPAQUE_OPCODES = frozenset(["ragged-dot", "cholesky", "triangular-solve", "fft", "scan"])
+_LOOK_THROUGH = frozenset("bitcast copy convert reshape transpose".split())
+_CONCATENATE = frozenset(["concatenate"])
+_PRODUCTS = frozenset(["dot_general", "ragged_dot_general", "transpose"])  # a weight gradient's dot ends in /transpose
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of the products merged into a dot: `flops` of each execution belong to it.
+
+    `argument` is the op_name of the program argument behind the operand (a weight's path), '' when the operand is
+    computed; `scope` is '' where nothing tells it.
+    """
+
+    op_name: str
+    argument: str
+    scope: str
+    fraction: tuple[int, int]
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """One dot, convolution or matrix-product call. `flops` is one execution, `total` all of one step on one device.
+
+    `logical_flops` leaves out K, M or N that the compiler padded (None when it cannot be told); `m`, `k`, `n` are
+    None for a convolution that is no plain product. `scope_exact` is False when the scope was inferred, or when the
+    dot holds several products that could not be told apart (then `scope` encloses them all).
+    """
+
+    id: int
+    name: str
+    computation: str
+    opcode: str
+    target: str
+    op_name: str
+    scope: str
+    phase: str
+    scope_exact: bool
+    batch: int | None
+    m: int | None
+    k: int | None
+    n: int | None
+    lhs: str
+    rhs: str
+    out: str
+    flops: int | None
+    logical_flops: int | None
+    split_k: int
+    executions: Total
+    total: Total
+    shares: tuple[Share, ...] = ()
+    remat: bool = False
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StrengthReduced:
+    """A product that became multiply and reduce. `flops` of one execution are not part of any contraction total."""
+
+    id: int
+    name: str
+    computation: str
+    opcode: str
+    op_name: str
+    scope: str
+    phase: str
+    flops: int
+    executions: Total
+    total: Total
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """A library call or kernel whose FLOPs its shapes do not tell. `declared` is what the kernel says of itself."""
+
+    id: int
+    name: str
+    computation: str
+    target: str
+    op_name: str
+    scope: str
+    phase: str
+    operands: tuple[str, ...]
+    result: str
+    executions: Total
+    declared: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Contractions:
+    """All contractions, and their totals: by (scope, phase), by phase, and in all."""
+
+    rows: tuple[Contraction, ...]
+    strength_reduced: tuple[StrengthReduced, ...]
+    opaque: tuple[Opaque, ...]
+    by_place: dict[tuple[str, str], Total]
+    by_phase: dict[str, Total]
+    total: Total
+    strength_reduced_total: Total
+
+
+@dataclass(frozen=True, slots=True)
+class _Dims:
+    batch: int
+    m: int
+    k: int
+    n: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.k * self.n
+
+
+class _Numbers(NamedTuple):
+    """Contracted and batch dimensions of both operands."""
+
+    lhs_k: tuple[int, ...]
+    rhs_k: tuple[int, ...]
+    lhs_b: tuple[int, ...]
+    rhs_b: tuple[int, ...]
+
+
+def _numbers_of(proto: Proto) -> _Numbers:
+    return _Numbers(
+        tuple(proto.lhs_contracting_dimensions), tuple(proto.rhs_contracting_dimensions),
+        tuple(proto.lhs_batch_dimensions), tuple(proto.rhs_batch_dimensions),
+    )  # fmt: skip
+
+
+def _numbers_of_gemm(at: Instruction) -> _Numbers | None:
+    """A cuBLAS call keeps them in its backend configuration."""
+    config = at.backend_config().get("gemm_backend_config")
+    given = config.get("dot_dimension_numbers") if isinstance(config, dict) else None
+    if not isinstance(given, dict):
+        return None
+    lists = []
+    for key in (
+        "lhs_contracting_dimensions",
+        "rhs_contracting_dimensions",
+        "lhs_batch_dimensions",
+        "rhs_batch_dimensions",
+    ):
+        values = given.get(key, [])
+        if not isinstance(values, list) or any(str(v) not in map(str, range(16)) for v in values):
+            return None
+        lists.append(tuple(int(v) for v in values))
+    return _Numbers(*lists)
+
+
+def _dot_dims(lhs: tuple[int, ...], rhs: tuple[int, ...], numbers: _Numbers, name: str, out: int | None) -> _Dims:
+    """Sizes of a dot. `out`: elements of its result, checked when given."""
+    remedy = "the dump is damaged: dump the module again"
+    for dims, used in ((lhs, numbers.lhs_k + numbers.lhs_b), (rhs, numbers.rhs_k + numbers.rhs_b)):
+        if len(set(used)) != len(used) or any(not 0 <= d < len(dims) for d in used):
+            raise rejected(f"hlo.{name}", list(used), f"must name distinct dimensions of {list(dims)}", remedy)
+    lhs_shared = [lhs[d] for d in numbers.lhs_k + numbers.lhs_b]
+    if lhs_shared != [rhs[d] for d in numbers.rhs_k + numbers.rhs_b]:
+        raise rejected(f"hlo.{name}", f"{list(lhs)} x {list(rhs)}", "shared sizes of both operands must agree", remedy)
+    batch, k = prod(lhs[d] for d in numbers.lhs_b), prod(lhs[d] for d in numbers.lhs_k)
+    m = prod(d for i, d in enumerate(lhs) if i not in numbers.lhs_k + numbers.lhs_b)
+    n = prod(d for i, d in enumerate(rhs) if i not in numbers.rhs_k + numbers.rhs_b)
+    if out is not None and out != batch * m * n:
+        raise rejected(f"hlo.{name}", out, f"a result of {batch * m * n} elements follows from the operands", remedy)
+    return _Dims(batch, m, k, n)
+
+
+class _Reader:
+    def __init__(self, module: Module, executions: Executions, places: Places, platform: str) -> None:
+        self.module, self.places, self.platform = module, places, platform
+        self.executions = executions
+        self.counts = executions.counts()
+        self.notes: list[str] = []
+
+    # One record -----------------------------------------------------------------------------------------------
+
+    def row(
+        self,
+        at: Instruction,
+        flops: int | None,
+        sizes: _Dims | ConvolutionCount | None,
+        numbers: _Numbers | None = None,
+    ) -> Contraction:
+        """The record of `at`; `numbers` when it is a product of two matrices, whose padding can then be found."""
+        where, op_name = self.places.named(at)
+        times = self.counts[at.computation.id]
+        total = (
+            Total(None, None, f"the FLOPs of {at.name} are not known") if flops is None else times.times(exact(flops))
+        )
+        split, logical = 1, flops
+        if self.platform == "cuda" and numbers is not None and isinstance(sizes, _Dims):
+            split, logical = self._unpadded(at, sizes, numbers)
+        if op_name and primitive_of(op_name) == "ragged_dot_general":
+            logical = None  # the groups were multiplied densely, under a mask
+        shares, scope, told = self._shares(at, flops, where.scope)
+        lhs, rhs = at.operands[0].shape, at.operands[1].shape
+        return Contraction(
+            id=at.id, name=at.name, computation=at.computation.name, opcode=at.opcode,
+            target=at.proto.custom_call_target, op_name=op_name, scope=scope, phase=where.phase,
+            scope_exact=where.exact and told,
+            batch=sizes.batch if sizes else None, m=sizes.m if sizes else None,
+            k=sizes.k if sizes else None, n=sizes.n if sizes else None,
+            lhs=str(lhs), rhs=str(rhs), out=str(next(at.shape.leaves(), at.shape)),
+            flops=flops, logical_flops=logical, split_k=split, executions=times, total=total, shares=shares,
+            remat=".remat" in at.name or self._inside_remat(at), source=self.module.source(at),
+        )  # fmt: skip
+
+    @staticmethod
+    def _inside_remat(at: Instruction) -> bool:
+        callers = at.computation.callers
+        return len(callers) == 1 and callers[0].opcode == "fusion" and ".remat" in callers[0].name
+
+    def dot(self, at: Instruction) -> Contraction:
+        lhs, rhs = at.operands[0].shape, at.operands[1].shape
+        if at.proto.sparsity_config.ByteSize():
+            self.notes.append(f"{at.name}: a structured-sparse dot is not counted")
+            return self.row(at, None, None)
+        numbers = _numbers_of(at.proto.dot_dimension_numbers)
+        dims = _dot_dims(lhs.dims, rhs.dims, numbers, at.name, at.shape.size)
+        return self.row(at, dims.flops, dims, numbers)
+
+    def convolution(self, at: Instruction) -> Contraction:
+        if at.proto.sparsity_config.ByteSize():
+            self.notes.append(f"{at.name}: a structured-sparse convolution is not counted")
+            return self.row(at, None, None)
+        count = count_convolution(at.operands[0].shape.dims, at.operands[1].shape.dims, at.shape.dims, at.proto)
+        return self.row(at, count.flops, count)
+
+    def gemm(self, at: Instruction) -> Contraction | None:
+        """A cuBLAS call; None when its configuration does not say what it multiplies."""
+        numbers, result = _numbers_of_gemm(at), next(at.shape.leaves(), None)
+        if numbers is None or result is None or len(at.operands) < 2:
+            return None
+        dims = _dot_dims(at.operands[0].shape.dims, at.operands[1].shape.dims, numbers, at.name, result.size)
+        return self.row(at, dims.flops, dims, numbers)
+
+    def cudnn(self, at: Instruction) -> Contraction | None:
+        """A cuDNN convolution: the fields of the forward convolution, with the roles of the three arrays permuted."""
+        made = next(at.shape.leaves(), None)
+        if made is None or len(at.operands) < 2:
+            return None
+        first, second, result = at.operands[0].shape.dims, at.operands[1].shape.dims, made.dims
+        lhs, rhs, out = {
+            "forward": (first, second, result), "input": (result, second, first), "filter": (first, result, second),
+        }[_CUDNN_CONV[at.proto.custom_call_target]]  # fmt: skip
+        count = count_convolution(lhs, rhs, out, at.proto)
+        return self.row(at, count.flops, count)
+
+    # What the compiler did to it ----------------------------------------------------------------------------------
+
+    def _pad_of(self, operand: Instruction) -> Instruction | None:
+        """The compiler's own pad behind an operand (a program's own ends its name in `/pad`)."""
+        at: Instruction | None = operand
+        for _ in range(16):
+            if at is None or at.opcode == "pad":
+                break
+            at = behind(at) if at.opcode in _LOOK_THROUGH or at.opcode in ("fusion", "parameter") else None
+        if at is None or (at.op_name and primitive_of(at.op_name) == "pad"):
+            return None
+        return at
+
+    def _unpadded(self, at: Instruction, dims: _Dims, numbers: _Numbers) -> tuple[int, int | None]:
+        """(parts K was cut into, FLOPs without the compiler's padding or None)."""
+        split = self._split(at, dims)
+        pads = [self._pad_of(o) for o in at.operands[:2]]
+        if pads == [None, None]:
+            return split, dims.flops
+        before = [p.operands[0].shape if p else o.shape for p, o in zip(pads, at.operands, strict=False)]
+        after = [p.shape if p else o.shape for p, o in zip(pads, at.operands, strict=False)]
+        if split > 1:  # K alone is padded, alike in both operands, before it is cut
+            (a, b), (c, d) = ((x.size, y.size) for x, y in zip(before, after, strict=True))
+            amount, rest = divmod(dims.flops * a, b) if b else (0, 1)
+            return split, amount if a * d == b * c and rest == 0 else None
+        lhs, rhs = before[0].dims, before[1].dims
+        if [len(lhs), len(rhs)] != [len(o.shape.dims) for o in at.operands[:2]]:
+            return split, None
+        shared = zip(numbers.lhs_k + numbers.lhs_b, numbers.rhs_k + numbers.rhs_b, strict=True)
+        if any(lhs[i] != rhs[j] for i, j in shared):
+            return split, None
+        return split, _dot_dims(lhs, rhs, numbers, at.name, None).flops
+
+    def _split(self, at: Instruction, dims: _Dims) -> int:
+        """How many parts K was cut into: the leading batch dimension that a reduce of the same name sums away."""
+        if at.opcode != "dot" or dims.batch == 1 or not at.op_name:
+            return 1
+        users = list(at.users)
+        if at is at.computation.root:
+            users = [u for caller in at.computation.callers for u in caller.users]
+        for user in users:
+            inner = user.called[0].instructions if user.opcode == "fusion" else [user]
+            for other in inner:
+                if other.opcode == "reduce" and other.op_name == at.op_name and len(other.called) == 1:
+                    ratio, rest = divmod(at.shape.size, max(1, other.shape.size))
+                    if rest == 0 and ratio > 1 and dims.batch % ratio == 0:
+                        return ratio
+        return 1
+
+    def _shares(self, at: Instruction, flops: int | None, scope: str) -> tuple[tuple[Share, ...], str, bool]:
+        """The products merged into a dot, the scope that encloses them, and whether all of them are placed."""
+        if flops is None:
+            return (), scope, True
+        for operand in at.operands[:2]:
+            joint = source_of(operand, _CONCATENATE)
+            if joint.opcode != "concatenate" or joint.shape.size != operand.shape.size or len(joint.operands) < 2:
+                continue
+            if joint.op_name and primitive_of(joint.op_name) == "concatenate":
+                continue  # the program's own (rotary halves, a cache): one product
+            pieces = []
+            for piece in joint.operands:
+                argument = argument_of(self.module, piece)
+                path = argument.op_name if argument else ""
+                amount, rest = divmod(flops * piece.shape.size, joint.shape.size)
+                if rest:
+                    return (), scope, False
+                pieces.append(
+                    Share(source_of(piece).op_name, path, self._scope_of_argument(path, scope),
+                          (piece.shape.size, joint.shape.size), amount)
+                )  # fmt: skip
+            if all(p.scope for p in pieces):
+                return tuple(pieces), common_scope(p.scope for p in pieces), True
+            near = {self.places.of(source_of(p)).scope for p in joint.operands}
+            top = scope.split("/")[0]
+            shared = common_scope(s for s in (*near, scope) if s.split("/")[0] == top)
+            return tuple(pieces), shared.rpartition("/")[0] if shared == scope else shared, False
+        return (), scope, True
+
+    def _scope_of_argument(self, path: str, scope: str) -> str:
+        """The scope of a weight by its path, when the path names a known component (`params.attn.q_proj.weight`)."""
+        if not path or not self.places.scopes:
+            return ""
+        words = "".join(c if c.isalnum() or c == "_" else " " for c in path).split()
+        named = [w for w in words if w in self.places.scopes]
+        if not named:
+            return ""
+        above = scope.split("/")
+        for depth in range(len(above), 0, -1):
+            if above[depth - 1] == named[0] and len(named) > 1:
+                return "/".join(above[: depth - 1] + named)
+        return "/".join([*above[:-1], named[-1]])
+
+    # The lists ----------------------------------------------------------------------------------------------------
+
+    def strength_reduced(self) -> Iterable[StrengthReduced]:
+        """Multiply (+ reduce) that a dot_general became: a reduce over a product costs 2 per input, an outer product 2
+        per output. A reduce over the parts of a split dot is no product and is left out.
+        """
+        consumed: set[int] = set()
+        waiting: list[Instruction] = []
+        for at in self.module.walk():
+            if at.opcode not in ("reduce", "multiply") or not at.op_name or self.counts[at.computation.id] == ZERO:
+                continue
+            primitive = primitive_of(at.op_name)
+            if at.opcode == "multiply" and primitive == "dot_general":
+                if at.shape.dtype[0] in "sup":
+                    continue  # the index arithmetic of a windowed or sharded product carries its name
+                waiting.append(at)
+            elif at.opcode == "reduce" and primitive in _PRODUCTS:
+                made = self._multiply_behind(at.operands[0])
+                if made is not None:
+                    consumed.add(made.id)
+                    yield self._reduced(at, 2 * at.operands[0].shape.size)
+        for at in waiting:
+            from_dot = any(source_of(o).opcode in ("dot", "convolution", "custom-call") for o in at.operands)
+            if at.id not in consumed and not from_dot:
+                yield self._reduced(at, 2 * at.shape.size)
+
+    @staticmethod
+    def _multiply_behind(at: Instruction) -> Instruction | None:
+        current: Instruction | None = at
+        for _ in range(16):
+            if current is None or current.opcode == "multiply":
+                return current
+            frame = current.opcode in _LOOK_THROUGH or current.opcode in ("fusion", "parameter")
+            current = behind(current) if frame else None
+        return None
+
+    def _reduced(self, at: Instruction, flops: int) -> StrengthReduced:
+        where, op_name = self.places.named(at)
+        times = self.counts[at.computation.id]
+        return StrengthReduced(
+            at.id, at.name, at.computation.name, at.opcode, op_name, where.scope, where.phase, flops, times,
+            times.times(exact(flops)),
+        )  # fmt: skip
+
+    def opaque(self, at: Instruction) -> Opaque:
+        where, op_name = self.places.named(at)
+        target = at.proto.custom_call_target if at.opcode == "custom-call" else at.opcode
+        return Opaque(
+            at.id, at.name, at.computation.name, target, op_name, where.scope, where.phase,
+            tuple(str(o.shape) for o in at.operands), str(at.shape), self.counts[at.computation.id], _declared(at),
+        )  # fmt: skip
+
+
+def _declared(at: Instruction) -> dict[str, Any]:
+    """What a kernel says about itself: a cost estimate, a fused attention's score shape."""
+    config = at.backend_config()
+    found: dict[str, Any] = {}
+    custom = config.get("custom_call_config")
+    estimate = custom.get("cost_estimate") if isinstance(custom, dict) else None
+    for key in ("flops", "transcendentals", "bytes_accessed"):
+        value = estimate.get(key) if isinstance(estimate, dict) else None
+        if str(value).isdecimal():
+            found[key] = int(str(value))
+    attention = config.get("cudnn_fmha_backend_config")
+    if isinstance(attention, dict):
+        shape = attention.get("intermediate_tensor_shape")
+        sizes = shape.get("dimensions") if isinstance(shape, dict) else None
+        if isinstance(sizes, list) and all(str(s).isdecimal() for s in sizes):
+            found["scores_shape"] = [int(s) for s in sizes]
+        if isinstance(attention.get("mask_type"), str):
+            found["mask_type"] = attention["mask_type"]
+    return found
+
+
+def read_contractions(
+    module: Module, executions: Executions, places: Places, platform: str
+) -> tuple[Contractions, list[str]]:
+    """All contractions of the module, and notes on what could not be counted."""
+    reader = _Reader(module, executions, places, platform)
+    rows: list[Contraction] = []
+    opaque: list[Opaque] = []
+    for at in module.walk():
+        if reader.counts[at.computation.id] == ZERO:
+            continue
+        row: Contraction | None = None
+        if at.opcode in ("dot", "scaled-dot"):
+            row = reader.dot(at)
+        elif at.opcode == "convolution":
+            row = reader.convolution(at)
+        elif at.opcode == "custom-call":
+            target = at.proto.custom_call_target
+            if target.startswith(_GEMM):
+                row = reader.gemm(at)
+            elif target in _CUDNN_CONV:
+                row = reader.cudnn(at)
+            if row is None and target not in HARMLESS_TARGETS:
+                opaque.append(reader.opaque(at))
+        elif at.opcode in _OPAQUE_OPCODES:
+            opaque.append(reader.opaque(at))
+        if row is not None:
+            rows.append(row)
+    own: dict[int, dict[tuple[str, str], int]] = {}
+    uncounted = [r for r in rows if r.flops is None]
+    for r in rows:
+        amounts = own.setdefault(r.id, {})
+        placed = r.shares if r.scope_exact and r.shares else ()
+        for scope, flops in [(s.scope, s.flops) for s in placed] or [(r.scope, r.flops or 0)]:
+            key = (scope, r.phase)
+            amounts[key] = amounts.get(key, 0) + flops
+    by_place = executions.totals(own)
+    by_phase = executions.totals({i: _by_phase(a) for i, a in own.items()})
+    whole = executions.totals({i: {"": sum(a.values())} for i, a in own.items()}).get("", ZERO)
+    for r in uncounted:
+        by_place[(r.scope, r.phase)] = by_phase[r.phase] = whole = r.total
+    reduced = tuple(reader.strength_reduced())
+    reduced_total = executions.totals({r.id: {"": r.flops} for r in reduced}).get("", ZERO)
+    return Contractions(tuple(rows), reduced, tuple(opaque), by_place, by_phase, whole, reduced_total), reader.notes
+
+
+def _by_phase(amounts: dict[tuple[str, str], int]) -> dict[str, int]:
+    phases: dict[str, int] = {}
+    for (_, phase), flops in amounts.items():
+        phases[phase] = phases.get(phase, 0) + flops
+    return phases

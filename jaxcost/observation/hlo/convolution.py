@@ -1,0 +1,128 @@
+"""FLOPs of an XLA convolution, exactly: one multiply and one add for each kernel tap that meets a real input element.
+
+For spatial dimension d let V_d be the number of pairs (kernel position k, output position o) with
+
+    p = o stride + k window_dilation - padding_low,   0 <= p <= (in - 1) base_dilation,   p % base_dilation == 0
+
+(taps on padding or on the zeros between dilated inputs cost nothing). Then
+
+    FLOPs = 2 prod_d V_d * (input features / feature groups) * output features * (batch / batch groups)
+
+This covers TPU, where every matrix product is written as a convolution and batch dimensions become windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from jaxcost.observation.hlo.schema import Proto, rejected
+
+_MAX_TAPS = 1 << 22  # beyond this a window is not counted tap by tap; the largest met has 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionCount:
+    """FLOPs of one execution and, where the convolution is a plain matrix product, its sizes (else None)."""
+
+    flops: int | None
+    batch: int | None
+    m: int | None
+    k: int | None
+    n: int | None
+
+
+def valid_pairs(
+    kernel: int, size: int, out: int, *, stride: int = 1, low: int = 0, window_dilation: int = 1, base_dilation: int = 1
+) -> int | None:
+    """V_d of one spatial dimension (`size` inputs, `kernel` taps, `out` outputs); None when it is too large to walk."""
+    if 0 in (kernel, size, out):
+        return 0
+    if kernel > out:  # the pairs are symmetric in (k, window_dilation) and (o, stride): walk the shorter side
+        kernel, out, stride, window_dilation = out, kernel, window_dilation, stride
+    if kernel > _MAX_TAPS:
+        return None
+    top = (size - 1) * base_dilation
+    common = gcd(stride, base_dilation)
+    period = base_dilation // common
+    inverse = pow(stride // common, -1, period) if period > 1 else 0
+    pairs = 0
+    for k in range(kernel):
+        shift = k * window_dilation - low  # p = o stride + shift
+        if shift % common:
+            continue
+        first = max(0, -(shift // stride))
+        last = min(out - 1, (top - shift) // stride)
+        residue = (-shift // common) * inverse % period if period > 1 else 0
+        if last >= first:
+            pairs += (last - residue) // period - (first - 1 - residue) // period
+    return pairs
+
+
+def _take(dims: tuple[int, ...], index: int, what: str) -> int:
+    if not 0 <= index < len(dims):
+        raise rejected(
+            "hlo.convolution", index, f"{what} must be one of {len(dims)} dimensions", "dump the module again"
+        )
+    return dims[index]
+
+
+def count_convolution(
+    lhs: tuple[int, ...], rhs: tuple[int, ...], out: tuple[int, ...], proto: Proto
+) -> ConvolutionCount:
+    """Count a convolution (or a library call that carries the same fields) with input `lhs`, kernel `rhs`, result
+    `out`.
+
+    Raises RejectedError when window, dimension numbers and shapes contradict each other.
+    """
+    numbers, window = proto.convolution_dimension_numbers, proto.window.dimensions
+    batch = _take(lhs, numbers.input_batch_dimension, "input batch")
+    features_in = _take(rhs, numbers.kernel_input_feature_dimension, "kernel input feature")
+    features_out = _take(rhs, numbers.kernel_output_feature_dimension, "kernel output feature")
+    spatial = list(
+        zip(
+            numbers.input_spatial_dimensions, numbers.kernel_spatial_dimensions, numbers.output_spatial_dimensions,
+            window, strict=False,
+        )
+    )  # fmt: skip
+    if not len(spatial) == len(window) == len(numbers.input_spatial_dimensions) == len(rhs) - 2 == len(lhs) - 2:
+        raise rejected(
+            "hlo.convolution.window", len(window), "needs one window per spatial dimension", "dump the module again"
+        )
+    groups, batch_groups = proto.feature_group_count or 1, proto.batch_group_count or 1
+    if groups < 1 or batch_groups < 1 or batch % batch_groups:
+        raise rejected("hlo.convolution", (groups, batch_groups), "group counts must divide", "dump the module again")
+    pairs, windows_batch, m, k, n = 1, 1, batch // batch_groups, features_in, features_out
+    plain = groups == 1 and batch_groups == 1
+    for in_dim, kernel_dim, out_dim, w in spatial:
+        size, taps = _take(lhs, in_dim, "input spatial"), _take(rhs, kernel_dim, "kernel spatial")
+        result = _take(out, out_dim, "output spatial")
+        stride, dilation, base = w.stride or 1, w.window_dilation or 1, w.base_dilation or 1
+        span = max(0, (size - 1) * base + 1) + w.padding_low + w.padding_high - ((taps - 1) * dilation + 1)
+        if min(stride, dilation, base) < 1 or w.size != taps or result != max(0, span // stride + 1):
+            raise rejected(
+                "hlo.convolution.window",
+                f"{size} -> {result} with {taps} taps",
+                "window and sizes contradict each other",
+                "dump the module again",
+            )
+        valid = valid_pairs(
+            taps, size, result, stride=stride, low=w.padding_low, window_dilation=dilation, base_dilation=base
+        )
+        if valid is None:
+            return ConvolutionCount(None, None, None, None, None)
+        pairs *= valid
+        if taps == 1 and valid == result:
+            m *= result
+        elif result == 1 and valid == taps == size:
+            k *= taps
+        elif size == 1 and valid == taps == result:
+            n *= taps
+        elif valid == taps == size == result:
+            windows_batch *= valid  # a batch dimension written as a window: each output meets one tap
+        else:
+            plain = False
+    flops = 2 * pairs * features_in * features_out * (batch // batch_groups)
+    if not plain:
+        return ConvolutionCount(flops, None, None, None, None)
+    return ConvolutionCount(flops, windows_batch, m, k, n)

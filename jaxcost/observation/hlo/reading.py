@@ -1,0 +1,156 @@
+"""`read_hlo`: the whole reading of one compiled module."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal, get_args
+
+from jaxcost.observation.hlo.collectives import Collectives, read_collectives
+from jaxcost.observation.hlo.contractions import Contractions, read_contractions
+from jaxcost.observation.hlo.memory import Memory, read_memory
+from jaxcost.observation.hlo.module import read_module
+from jaxcost.observation.hlo.origins import Places
+from jaxcost.observation.hlo.schema import parse, rejected
+from jaxcost.observation.hlo.scope import scope_parts
+from jaxcost.observation.hlo.traffic import Traffic, read_traffic
+from jaxcost.observation.hlo.trips import Executions, Loop, Total, read_loops
+
+Platform = Literal["cpu", "cuda", "tpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of the program: its path in the Python arguments, its shape and bytes on one device."""
+
+    number: int
+    path: str
+    shape: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HloReading:
+    """What one compiled module says, per device and step.
+
+    `digest` is the SHA-256 of the bytes given. `xla_remat` names the instructions of XLA's own rematerialisation.
+    `unknowns` lists fields, opcodes and constructs the reader did not know or could not count; while it is not empty, a
+    total may rest on something unread.
+    """
+
+    platform: str
+    module: str
+    digest: str
+    device_count: int
+    arguments: tuple[Argument, ...]
+    loops: tuple[Loop, ...]
+    contractions: Contractions
+    memory: Memory
+    traffic: Traffic
+    collectives: Collectives
+    xla_remat: tuple[str, ...]
+    unknowns: tuple[str, ...]
+
+    @property
+    def flops(self) -> Total:
+        """Contraction FLOPs of one step on one device (one FMA = two)."""
+        return self.contractions.total
+
+    def to_dict(self) -> dict[str, Any]:
+        """The reading as JSON values. A total is its integer, {"minimum", "maximum"} or {"unknown": reason}; a table
+        keyed by tuples is a list of {"key": [...], "value": ...}; the groups of collectives are listed once, by
+        index.
+        """
+        plain = _plain(self)
+        table: dict[str, int] = {}
+        listed: list[Any] = []
+        for row in plain["collectives"]["rows"]:
+            text = repr(row["groups"])
+            if text not in table:
+                table[text] = len(listed)
+                listed.append(row["groups"])
+            row["groups"] = table[text]
+        plain["collectives"]["groups"] = listed
+        assert isinstance(plain, dict)
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Total):
+        if value.minimum is None:
+            return {"unknown": value.reason}
+        return value.minimum if value.value is not None else {"minimum": value.minimum, "maximum": value.maximum}
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: _plain(v) for key, v in value.items()}
+        return [{"key": _plain(key), "value": _plain(v)} for key, v in value.items()]
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def read_hlo(
+    hlo_bytes: bytes,
+    *,
+    platform: Platform,
+    mesh: Mapping[str, int] | None = None,
+    scopes: frozenset[str] | None = None,
+    trips: Mapping[str, int] | None = None,
+) -> HloReading:
+    """Read an HloProto or HloModuleProto (gzip accepted).
+
+    `mesh`: ordered axis -> size, to name collectives' axes. `scopes`: names of the program's scope components (as
+    names or paths); None keeps every named scope. `trips`: counts by while-instruction name, for loops that depend on
+    run-time values. Raises RejectedError for bytes that are not one whole, consistent module.
+    """
+    if platform not in get_args(Platform):
+        raise rejected(
+            "platform", platform, f"must be one of {', '.join(get_args(Platform))}", "give the target's platform"
+        )
+    for name, count in (trips or {}).items():
+        if type(count) is not int or count < 0:
+            raise rejected(f"trips.{name}", count, "a trip count is a whole number, 0 or more", "correct it")
+    try:
+        return _read(bytes(hlo_bytes), platform, mesh, scopes_kept=scope_parts(scopes), trips=trips)
+    except (LookupError, ValueError, ArithmeticError, RecursionError) as error:
+        # Damage that every structural check let through still shows as an impossible index or size further on.
+        raise rejected(
+            "hlo",
+            f"{type(error).__name__}: {error}",
+            "the parts of a module must agree with each other",
+            "the dump is damaged: dump the module again",
+        ) from error
+
+
+def _read(
+    data: bytes, platform: str, mesh: Mapping[str, int] | None, *, scopes_kept: frozenset[str] | None,
+    trips: Mapping[str, int] | None,
+) -> HloReading:  # fmt: skip
+    module_proto, assignment = parse(data)
+    module = read_module(module_proto)
+    loops = read_loops(module, trips)
+    executions = Executions(module, loops)
+    places = Places(scopes_kept)
+    contractions, notes = read_contractions(module, executions, places, platform)
+    memory, memory_notes = read_memory(module, assignment, places, platform)
+    traffic = read_traffic(module, executions, places)
+    collectives = read_collectives(module, executions, places, mesh)
+    unknowns = [
+        *module.unknowns,
+        *notes,
+        *memory_notes,
+        *(loop.reason for loop in loops.values() if loop.trips is None),
+    ]
+    return HloReading(
+        platform=platform, module=module.name, digest=hashlib.sha256(data).hexdigest(),
+        device_count=module.device_count,
+        arguments=tuple(
+            Argument(number, parameter.op_name, str(parameter.shape), parameter.shape.bytes)
+            for number, parameter in sorted(module.entry.parameters.items())
+        ),
+        loops=tuple(loops.values()), contractions=contractions, memory=memory, traffic=traffic, collectives=collectives,
+        xla_remat=tuple(at.name for at in module.walk() if ".remat" in at.name), unknowns=tuple(unknowns),
+    )  # fmt: skip

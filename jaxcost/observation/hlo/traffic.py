@@ -1,0 +1,233 @@
+"""Bytes that the instructions of a compiled module read from and write to device memory.
+
+Only top-level instructions move data (the entry, loop bodies, branches, called computations); inside a fusion values
+stay in registers or on the chip. Each reads its operands and writes its result once per execution, except that a
+slice is counted as the slice: a fusion that takes `dynamic-slice(stack, i)` reads one layer, and one that ends in
+`dynamic-update-slice` writes one. Buffers a TPU program keeps in on-chip memory are summed apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jaxcost.observation.hlo.module import Computation, Instruction, Module
+from jaxcost.observation.hlo.opcodes import BOOKKEEPING, COLLECTIVES, DONE, HARMLESS_TARGETS
+from jaxcost.observation.hlo.origins import Places
+from jaxcost.observation.hlo.shapes import Shape
+from jaxcost.observation.hlo.trips import ZERO, Executions, Total
+
+CATEGORIES = ("contraction", "fusion", "copy", "collective", "custom_call", "other")
+
+_ALIASES = frozenset(["bitcast", "convert", "reshape"])  # the same elements, seen through
+_MOVES = frozenset("parameter bitcast copy transpose reshape convert constant".split())
+_PRODUCTS = frozenset(["dot", "convolution", "scaled-dot", "ragged-dot"])
+_LIBRARY_PRODUCTS = ("__cublas$", "__cudnn$conv", "__onednn$matmul")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Bytes one execution of an instruction reads and writes in device memory, and touches on chip."""
+
+    name: str
+    opcode: str
+    category: str
+    scope: str
+    phase: str
+    read_bytes: int
+    write_bytes: int
+    on_chip_bytes: int
+    executions: Total
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Sums of one step on one device. `moves` are the instructions that move most, biggest total first."""
+
+    read_bytes: dict[str, Total]
+    write_bytes: dict[str, Total]
+    by_place: dict[tuple[str, str], Total]
+    total_read_bytes: Total
+    total_write_bytes: Total
+    on_chip_bytes: Total
+    moves: tuple[Move, ...]
+
+
+def _split(shapes: Iterable[Shape]) -> tuple[int, int]:
+    """(bytes in device memory, bytes elsewhere) of all leaves."""
+    device = chip = 0
+    for shape in shapes:
+        for leaf in shape.leaves():
+            if leaf.memory_space == 0:
+                device += leaf.bytes
+            else:
+                chip += leaf.bytes
+    return device, chip
+
+
+def frames(module: Module) -> set[int]:
+    """Ids of the computations whose instructions run at top level."""
+    found = {module.entry.id}
+    for computation in reversed(module.computations):
+        if computation.id in found:
+            for at in computation.instructions:
+                if at.opcode in ("while", "call", "conditional", "async-start"):
+                    found.update(c.id for c in at.called)
+    return found
+
+
+class _Fusions:
+    """What a fused computation reads of each operand and writes of its result, as fractions of whole arrays."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, dict[int, int | None]] = {}
+
+    def reads(self, computation: Computation) -> dict[int, int | None]:
+        """Parameter number -> bytes read of it, None for all of it."""
+        if computation.id not in self.known:
+            self.known[computation.id] = {
+                number: self._read(parameter) for number, parameter in computation.parameters.items()
+            }
+        return self.known[computation.id]
+
+    def _read(self, value: Instruction) -> int | None:
+        total = 0
+        if value is value.computation.root:
+            return None
+        for user in value.users:
+            if user.opcode in _ALIASES:
+                part = self._read(user)
+            elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] is value:
+                part = user.shape.bytes if value not in user.operands[1:] else None
+            elif user.opcode == "dynamic-update-slice" and user.operands[0] is value and value not in user.operands[1:]:
+                part = 0
+            elif user.opcode == "fusion":
+                inner = self.reads(user.called[0])
+                parts = [inner.get(i) for i, operand in enumerate(user.operands) if operand is value]
+                part = sum(p for p in parts if p is not None) if None not in parts else None
+            else:
+                part = None
+            if part is None:
+                return None
+            total += part
+        return total
+
+    def writes(self, root: Instruction) -> tuple[int, int]:
+        """(device, on-chip) bytes written by a fusion with this root."""
+        if root.opcode == "tuple":
+            pairs = [self.writes(o) for o in root.operands]
+            return sum(d for d, _ in pairs), sum(c for _, c in pairs)
+        at = root
+        while at.opcode in _ALIASES:
+            at = at.operands[0]
+        if at.opcode == "dynamic-update-slice":
+            device, chip = _split([root.shape])
+            return (at.operands[1].shape.bytes, 0) if device else (0, min(chip, at.operands[1].shape.bytes))
+        if at.opcode == "fusion" and at.shape == root.shape:
+            return self.writes(at.called[0].root)
+        return _split([root.shape])
+
+
+def _contains(computation: Computation, opcodes: frozenset[str]) -> bool:
+    return any(
+        at.opcode in opcodes or (at.opcode == "fusion" and _contains(at.called[0], opcodes))
+        for at in computation.instructions
+    )
+
+
+def category_of(at: Instruction) -> str:
+    """The category of a top-level instruction."""
+    opcode = at.opcode
+    if opcode == "fusion":
+        inside = at.called[0]
+        if _contains(inside, _PRODUCTS):
+            return "contraction"
+        if _contains(inside, COLLECTIVES):
+            return "collective"
+        moved = {i.opcode for i in inside.instructions}
+        return "copy" if moved <= _MOVES and moved & {"copy", "transpose"} else "fusion"
+    if opcode in _PRODUCTS:
+        return "contraction"
+    if opcode in COLLECTIVES or opcode in ("send", "recv"):
+        return "collective"
+    if opcode in ("copy", "copy-start", "transpose"):
+        return "copy"
+    if opcode == "custom-call":
+        return "contraction" if at.proto.custom_call_target.startswith(_LIBRARY_PRODUCTS) else "custom_call"
+    return "other"
+
+
+def _moved(at: Instruction, fusions: _Fusions) -> tuple[int, int, int]:
+    """(read, written, on-chip) bytes of one execution of a top-level instruction."""
+    opcode, operands = at.opcode, list(dict.fromkeys(at.operands))
+    if opcode == "fusion":
+        reads = fusions.reads(at.called[0])
+        read = chip = 0
+        seen: set[int] = set()
+        for number, operand in enumerate(at.operands):
+            device, elsewhere = _split([operand.shape])
+            part = reads.get(number)
+            if operand.id in seen and part is None:
+                continue
+            seen.add(operand.id)
+            if device:
+                read += device if part is None else min(device, part)
+            chip += elsewhere if part is None else min(elsewhere, part)
+        written, on_chip = fusions.writes(at.called[0].root)
+        return read, written, chip + on_chip
+    if opcode in ("dynamic-slice", "slice", "gather"):
+        index, _ = _split(o.shape for o in operands[1:])
+        device, chip = _split([at.shape])
+        source, _ = _split([operands[0].shape])
+        return (at.shape.bytes if source else 0) + index, device, chip + (0 if source else at.shape.bytes)
+    if opcode == "dynamic-update-slice":
+        update, chip = _split([at.operands[1].shape])
+        target, _ = _split([at.shape])
+        return update, at.operands[1].shape.bytes if target else 0, chip
+    if opcode == "scatter":
+        rest, chip = _split(o.shape for o in at.operands[1:])
+        updates, _ = _split([at.operands[-1].shape])
+        return rest + updates, updates, chip
+    if opcode == "copy-start":
+        read, chip = _split([at.operands[0].shape])
+        written, other = _split(at.shape.elements[:1] or [at.shape])
+        return read, written, chip + other
+    read, chip = _split(o.shape for o in operands)
+    if opcode in ("all-gather-start", "collective-permute-start") and len(at.shape.elements) >= 2:
+        written, other = _split([at.shape.elements[1]])
+    else:
+        written, other = _split([at.shape])
+    return read, written, chip + other
+
+
+def read_traffic(module: Module, executions: Executions, places: Places, keep: int = 64) -> Traffic:
+    """Traffic of the module; the `keep` instructions that move most are listed."""
+    counts, top, fusions = executions.counts(), frames(module), _Fusions()
+    moves: list[Move] = []
+    own: dict[int, dict[tuple[str, ...], int]] = {}
+    for computation in module.computations:
+        times = counts[computation.id]
+        if computation.id not in top or times == ZERO:
+            continue
+        for at in computation.instructions:
+            if at.opcode in BOOKKEEPING or at.opcode in DONE or at.opcode == "async-start":
+                continue
+            if at.opcode == "custom-call" and at.proto.custom_call_target in HARMLESS_TARGETS:
+                continue
+            read, written, chip = _moved(at, fusions)
+            place = places.of(at)
+            category = category_of(at)
+            moves.append(Move(at.name, at.opcode, category, place.scope, place.phase, read, written, chip, times))
+            own[at.id] = {
+                ("read", category): read, ("write", category): written, ("chip",): chip,
+                ("place", place.scope, place.phase): read + written,
+            }  # fmt: skip
+    totals = executions.totals(own)
+    moves.sort(key=lambda m: -(m.read_bytes + m.write_bytes) * (m.executions.maximum or 1))
+    read_of = {c: totals.get(("read", c), ZERO) for c in CATEGORIES}
+    write_of = {c: totals.get(("write", c), ZERO) for c in CATEGORIES}
+    return Traffic(
+        read_of, write_of,
+        {(k[1], k[2]): v for k, v in totals.items() if k[0] == "place"},
+        sum(read_of.values(), ZERO), sum(write_of.values(), ZERO), totals.get(("chip",), ZERO), tuple(moves[:keep]),
+    )  # fmt: skip
