@@ -111,7 +111,8 @@ class Builder:
         self, scope: str, inputs: tuple[str, ...], outputs: tuple[str, ...], gradients: tuple[str, ...], needs: tuple[str, ...]
     ) -> tuple[Any, ...]:
         name = scope.rsplit("/", 1)[-1]
-        return (name, scope, inputs, outputs, gradients, needs, self.region, self.group, self.repeat)
+        segment = "" if self.group is None else self.prefix + self.section
+        return (name, scope, inputs, outputs, gradients, needs, self.region, segment, self.group, self.repeat)
 
     def _append(self, op: Op) -> None:
         self.ops.append(op)

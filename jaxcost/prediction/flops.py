@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from jaxcost.prediction.program import Contraction, Program
-from jaxcost.prediction.replay import declared, kernel_repeats
+from jaxcost.prediction.replay import declared, walk
 from jaxcost.prediction.rows import Ledger, Row
-from jaxcost.prediction.sizes import Sizes
 
 FMA = "one multiply-add is two FLOPs; "
 PAIRS = {"rectangular": "every query-key pair", "legal": "causally legal query-key pairs"}
@@ -21,13 +20,9 @@ OMITTED = "non-matmul primitives, embedding lookup, collectives"
 
 def contraction_flops(program: Program, op: Contraction, pairs: str = "rectangular") -> Any:
     """Return 2 x the product of the contraction's axes over all its layers; 0 if no axis is summed over."""
-    return _flops(op, program.sizes, pairs)
-
-
-def _flops(op: Contraction, sizes: Sizes, pairs: str) -> Any:
     if set(op.axes.split()) <= set(op.operand_axes[2].split()):
         return 0
-    return 2 * sizes.product(op.axes, op.group, pairs) * op.repeat
+    return 2 * program.sizes.product(op.axes, op.group, pairs) * op.repeat
 
 
 def flops(program: Program) -> Ledger:
@@ -48,7 +43,7 @@ def flops(program: Program) -> Ledger:
     for op in declared(program):
         if isinstance(op, Contraction):
             rows.append(_row(program, op, "replay", "replay", pairs, cause=f"remat {program.case.execution.remat}"))
-    for op in kernel_repeats(program):
+    for op in walk(program).kernel:
         if isinstance(op, Contraction):
             rows.append(_row(program, op, "replay", "replay", pairs, cause="blockwise backward"))
     phases = ("forward", "backward", "replay")
@@ -70,7 +65,7 @@ def flops(program: Program) -> Ledger:
 
 def _row(program: Program, op: Contraction, phase: str, part: str, pairs: str, operand: str = "", cause: str = "") -> Row:
     value = contraction_flops(program, op, pairs)
-    device = _flops(op, program.device_sizes, pairs)
+    device = contraction_flops(program.on_device, op, pairs)
     fields: dict[str, Any] = {"contraction": op.spec, "layers": op.repeat, "microbatches": program.case.workload.accumulate}
     fields.update({axis: program.sizes.axis(axis, op.group) for axis in op.axes.split()})
     if operand:

@@ -9,7 +9,7 @@ Saved activations, replay and dead replay are walks over `needs` (what an op's b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -64,6 +64,7 @@ class Op:
         gradients: the inputs that need a gradient.
         needs: tensors its backward pass must have.
         region: `block` inside a layer, `outside` elsewhere, `boundary` where a layer's input enters.
+        segment: the run of layers it stands in, empty outside; checkpoints do not cross it.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Op:
     gradients: tuple[str, ...]
     needs: tuple[str, ...]
     region: str
+    segment: str
     group: int | None
     repeat: Any
 
@@ -167,6 +169,11 @@ class Program:
         run = self.case.execution
         shards = run.degree("data") * run.degree("fsdp")
         return self.sizes.local(shards, run.degree("tensor"), self.case.workload.accumulate)
+
+    @cached_property
+    def on_device(self) -> Program:
+        """The same program with the worst device's sizes."""
+        return replace(self, sizes=self.device_sizes)
 
 
 def program(case: Case, sizes: Sizes | None = None) -> Program:

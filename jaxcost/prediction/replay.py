@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from jaxcost.prediction.program import Contraction, Op, Program
 
@@ -55,13 +56,22 @@ POLICIES: dict[str, Policy] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One tensor kept for the backward pass: `copies` layers' worth, needed in `region` (`block` or `outside`)."""
+
+    name: str
+    copies: Any
+    region: str
+
+
 @dataclass(frozen=True)
 class Walk:
-    """The result of the walk: saved tensor names, ops replayed to some use, ops the blockwise kernel repeats."""
+    """The result of a walk: what is saved, which ops are replayed to some use, which ops a blockwise kernel repeats."""
 
-    saved: tuple[str, ...]
-    useful: frozenset[int]
-    kernel: frozenset[int]
+    saved: tuple[Saved, ...]
+    useful: tuple[Op, ...]
+    kernel: tuple[Op, ...]
 
 
 def declared(program: Program, remat: str | None = None) -> tuple[Op, ...]:
@@ -73,35 +83,38 @@ def declared(program: Program, remat: str | None = None) -> tuple[Op, ...]:
 
 
 def walk(program: Program, remat: str | None = None) -> Walk:
-    """Walk back from what backward needs under a policy (default: the case's)."""
-    policy = POLICIES[remat or program.case.execution.remat]
-    saved: dict[str, None] = {}
+    """Walk back from what backward needs under a policy (default: the case's).
+
+    A checkpoint drops what is inside it and keeps what leaves it: a tensor needed outside of the layer that makes it is
+    saved, of the last layer only. With `everything` the whole forward pass is one checkpoint.
+    """
+    remat = remat or program.case.execution.remat
+    policy, whole = POLICIES[remat], remat == "everything"
+    saved: dict[tuple[str, str], Saved] = {}
     useful: set[int] = set()
     kernel: set[int] = set()
-    seen: set[str] = set()
-    queue = [name for op in program.ops for name in op.needs]
+    seen: set[tuple[str, str, bool]] = set()
+    # (tensor, segment that wants it, wanted by a backward pass and not by a replayed op)
+    queue = [(tensor, "" if whole else op.segment, True) for op in program.ops for tensor in op.needs]
     while queue:
-        name = queue.pop()
-        tensor = program.tensors[name]
-        if name in seen or tensor.role in PERSISTENT:
+        key = queue.pop()
+        tensor, wanted, direct = program.tensors[key[0]], key[1], key[2]
+        if key in seen or tensor.role in PERSISTENT:
             continue
-        seen.add(name)
-        op = program.producers[name]
-        if tensor.role == "onchip":
+        seen.add(key)
+        op = program.producers[tensor.name]
+        inside = tensor.role == "onchip"
+        if inside and direct:
             kernel.add(id(op))
-            if policy(program, op):
-                useful.add(id(op))
-        elif policy(program, op):
+        if policy(program, op) and ("" if whole else op.segment) == wanted:
             useful.add(id(op))
-        else:
-            saved[name] = None
+        elif not inside:
+            leaves = op.segment != "" and wanted != op.segment
+            region = "outside" if leaves or not op.segment else "block"
+            saved[tensor.name, wanted] = Saved(tensor.name, 1 if leaves else tensor.repeat, region)
             continue
-        queue.extend(op.inputs)
+        queue.extend((name, wanted, inside and direct) for name in op.inputs)
     order = {name: index for index, name in enumerate(program.tensors)}
-    return Walk(tuple(sorted(saved, key=order.__getitem__)), frozenset(useful), frozenset(kernel))
-
-
-def kernel_repeats(program: Program) -> tuple[Op, ...]:
-    """Return the ops whose on-chip results the blockwise backward pass computes again."""
-    found = walk(program).kernel
-    return tuple(op for op in program.ops if id(op) in found)
+    found = sorted(saved.values(), key=lambda item: order[item.name])
+    ops = program.ops
+    return Walk(tuple(found), tuple(op for op in ops if id(op) in useful), tuple(op for op in ops if id(op) in kernel))

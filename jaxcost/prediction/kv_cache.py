@@ -1,0 +1,30 @@
+"""The key/value cache: what is stored for the visible tokens, per layer 2 x b x t x k x e scalars. Training keeps none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxcost.contracts.dtypes import payload_bytes
+from jaxcost.prediction.program import Program
+from jaxcost.prediction.rows import Ledger, Row
+
+
+def kv_cache(program: Program) -> Ledger:
+    """Return the cache ledger: payload of visible tokens, bytes of one token of one sequence, and what is allocated.
+
+    `minimum_bytes` applies attention windows (none in these layers); `allocated_bytes` covers the rectangle batch x
+    visible rows, which ragged prompts do not fill. Stored bytes are not reads.
+    """
+    dtype, sizes = program.case.state.kv_dtype, program.sizes
+    rows, allocated, token = [], 0, 0
+    for tensor in program.tensors.values():
+        if tensor.role != "cache":
+            continue
+        value = payload_bytes(program.elements(tensor), dtype) * tensor.repeat
+        fields = {"layers": tensor.repeat, "dtype": dtype, "axes": tensor.axes}
+        rows.append(Row(tensor.name, tensor.scope, program.case.workload.phase, value, "bytes", fields, "logical payload", "paging, padding"))
+        row = payload_bytes(sizes.product("k e", tensor.group), dtype) * tensor.repeat
+        token = token + row
+        allocated = allocated + row * sizes.axis("b") * sizes.axis("t")
+    total: Any = sum((row.value for row in rows), 0)
+    return Ledger("kv_cache", {"bytes": total, "bytes_per_token": token, "minimum_bytes": total, "allocated_bytes": allocated}, tuple(rows))

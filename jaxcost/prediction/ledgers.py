@@ -1,0 +1,120 @@
+"""All ledgers of a case, joined: what `jaxcost estimate` prints and reconciliation compares."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+
+from jaxcost.contracts.case import Case
+from jaxcost.prediction.activations import activations
+from jaxcost.prediction.flops import flops
+from jaxcost.prediction.kv_cache import kv_cache
+from jaxcost.prediction.ownership import device, ownership
+from jaxcost.prediction.parameters import parameters
+from jaxcost.prediction.primitives import primitives
+from jaxcost.prediction.program import Program, program
+from jaxcost.prediction.rows import Ledger
+from jaxcost.prediction.state import state
+from jaxcost.prediction.traffic import traffic
+
+FOLDS = {
+    "parameters": parameters,
+    "state": state,
+    "flops": flops,
+    "primitives": primitives,
+    "activations": activations,
+    "kv_cache": kv_cache,
+    "traffic": traffic,
+    "ownership": ownership,
+    "device": device,
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The first witness's answer for one case.
+
+    Attributes:
+        case: what was declared.
+        ledgers: by name (`FOLDS`, and `collectives`), each with totals and rows.
+        assumptions: what the numbers rest on beyond the case.
+        program: the ops and tensors the ledgers are folds of.
+    """
+
+    case: Case
+    ledgers: dict[str, Ledger]
+    assumptions: tuple[str, ...]
+    program: Program
+
+    def value(self, path: str) -> Any:
+        """Return a total by its path, as in `flops.forward` or `state.by_role.parameter`.
+
+        Raises:
+            KeyError: naming the path, where there is no such total.
+        """
+        ledger, _, rest = path.partition(".")
+        found: Any = self.ledgers[ledger].totals if ledger in self.ledgers else None
+        for part in rest.split("."):
+            if not isinstance(found, dict) or part not in found:
+                raise KeyError(f"{path} is not a total of a prediction")
+            found = found[part]
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: `case` (records and digest), `ledgers` and `assumptions`."""
+        return {
+            "case": {**self.case.to_data(), "digest": self.case.digest},
+            "ledgers": {name: ledger.to_dict() for name, ledger in self.ledgers.items()},
+            "assumptions": list(self.assumptions),
+        }
+
+    def _repr_html_(self) -> str:
+        lines = []
+        for name, ledger in self.ledgers.items():
+            for key, value in ledger.totals.items():
+                if isinstance(value, int):
+                    lines.append(f"<tr><td>{html.escape(name)}</td><td>{html.escape(key)}</td><td style='text-align:right'>{value:,}</td></tr>")
+        title = html.escape(f"{self.case.architecture.name}, {self.case.workload.phase}")
+        return f"<table><caption>{title}</caption>{''.join(lines)}</table>"
+
+
+def predict(case: Case) -> Prediction:
+    """Return all ledgers of a case; arithmetic only, exact integers."""
+    built = program(case)
+    ledgers = {name: fold(built) for name, fold in FOLDS.items()}
+    ledgers["collectives"] = _collectives(case)
+    return Prediction(case, ledgers, assumptions(case), built)
+
+
+def _collectives(case: Case) -> Ledger:
+    if case.execution.device_count == 1:
+        return Ledger("collectives", {"payload_bytes": 0, "by_kind": {}, "by_axis": {}})
+    names = ("payload_bytes", "by_kind", "by_axis")
+    return Ledger("collectives", dict.fromkeys(names), (), dict.fromkeys(names, "collectives are not predicted in this version"))
+
+
+def assumptions(case: Case) -> tuple[str, ...]:
+    """Return what the ledgers take for granted beyond the declared case."""
+    work, run = case.workload, case.execution
+    found = [
+        "one multiply-add is two FLOPs; lookups are gathers and cost none",
+        f"attention counts {'every query-key pair' if case.convention.attention_pairs == 'rectangular' else 'legal query-key pairs'}",
+        "traffic is the logical payload of the declared schedule, not memory transactions",
+        "norms rebuild their row statistics in the backward pass; rotary tables and masks are not stored",
+    ]
+    if work.phase == "training":
+        found += [
+            "labels are the tokens shifted by one inside the step; logits are computed for every row",
+            f"recomputation as declared ({run.remat}); work that differentiation then drops as unused is not subtracted",
+            "saved activations are those of one microbatch; compute-dtype copies of weights are not among them",
+        ]
+    if work.attention != "materialised":
+        found.append(f"attention plan {work.attention}: scores and probabilities stay on chip, its backward pass repeats QK once")
+    if work.lengths is not None:
+        found.append("ragged sequences count the sums of L and of L squared, without padding")
+    if run.device_count > 1:
+        found.append("matrices are sharded (hidden over fsdp; heads, MLP width, vocabulary over tensor), vectors replicated")
+    if run.layers == "scan" and case.state.frozen:
+        found.append("a scanned layer is one program: every layer computes the gradients that any layer needs")
+    return tuple(found)

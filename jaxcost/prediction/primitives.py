@@ -1,0 +1,87 @@
+"""Typed counts of non-matmul work: exponentials, roots, comparisons, random numbers and the rest, each kind apart.
+
+There is no common unit: an exponential is not a FLOP. A lookup is a gather; its backward pass a scatter-add; a bias
+gradient a reduction. The optimizer's update is counted per updated scalar.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxcost.prediction.program import Count, Lookup, Op, Primitive, Program
+from jaxcost.prediction.replay import declared, walk
+from jaxcost.prediction.rows import Ledger, Row
+from jaxcost.prediction.state import factored_axes, population
+
+# Per updated scalar, as optax 0.2 writes the update, the final addition to the parameter included.
+OPTIMIZERS: dict[str, dict[str, int]] = {
+    "none": {},
+    "sgd": {"multiply": 1, "add": 1},
+    "momentum": {"multiply": 2, "add": 2},
+    "lion": {"multiply": 5, "add": 3, "sign": 1},
+    "adam": {"multiply": 6, "add": 4, "divide": 3, "sqrt": 1},
+    "adamw": {"multiply": 7, "add": 5, "divide": 3, "sqrt": 1},
+}
+# Adafactor: square, epsilon, means over rows and columns (factored) or a moving average (dense), scaling, clipping by the
+# update's root mean square, scaling by the parameter's.
+ADAFACTOR_FACTORED = {"multiply": 7, "add": 6, "divide": 1}
+ADAFACTOR_DENSE = {"multiply": 8, "add": 5, "divide": 1, "rsqrt": 1}
+CONVENTION = "one per element; subtraction is add; a reduction over n values counts n"
+OMITTED = "type conversions, layout changes, rotary tables, loop control"
+
+
+def counts_of(program: Program, op: Op, phase: str) -> tuple[Count, ...]:
+    """Return an op's own counts, `forward` or `backward`."""
+    if isinstance(op, Primitive):
+        return op.forward if phase == "forward" else op.backward
+    if isinstance(op, Lookup):
+        axes = program.tensors[op.outputs[0]].axes
+        if phase == "forward":
+            return (Count("gather", 1, axes),)
+        return (Count("scatter_add", 1, axes),) if op.gradients else ()
+    return ()
+
+
+def primitives(program: Program) -> Ledger:
+    """Return the primitive ledger; totals are sums over phases by kind, `by_phase` keeps the phases apart."""
+    rows: list[Row] = []
+    for op in program.ops:
+        for phase in ("forward", "backward"):
+            rows.extend(_rows(program, op, phase, counts_of(program, op, phase)))
+    for op in declared(program):
+        rows.extend(_rows(program, op, "replay", counts_of(program, op, "forward"), "recomputation policy"))
+    for op in walk(program).kernel:
+        rows.extend(_rows(program, op, "replay", counts_of(program, op, "forward"), "blockwise backward"))
+    rows.extend(optimizer_rows(program))
+    totals: dict[str, Any] = {}
+    by_phase: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        totals[row.object] = totals.get(row.object, 0) + row.value
+        phase = by_phase.setdefault(row.phase, {})
+        phase[row.object] = phase.get(row.object, 0) + row.value
+    return Ledger("primitives", {**dict(sorted(totals.items())), "by_phase": by_phase}, tuple(rows))
+
+
+def _rows(program: Program, op: Op, phase: str, counts: tuple[Count, ...], cause: str = "") -> list[Row]:
+    sums: dict[str, Any] = {}
+    for count in counts:
+        value = count.coefficient * program.sizes.product(count.axes, op.group) * op.repeat
+        sums[count.kind] = sums.get(count.kind, 0) + value
+    fields = {"op": getattr(op, "kind", "lookup"), "layers": op.repeat}
+    if cause:
+        fields["cause"] = cause
+    return [Row(kind, op.scope, phase, n, "primitives", fields, CONVENTION, OMITTED, region=op.region) for kind, n in sums.items()]
+
+
+def optimizer_rows(program: Program) -> list[Row]:
+    """Return the counts of one update of every trainable array."""
+    optimizer = program.case.state.optimizer
+    sums: dict[str, Any] = {}
+    for entry in population(program, "updated"):
+        per = OPTIMIZERS.get(optimizer)
+        if per is None:
+            per = ADAFACTOR_FACTORED if factored_axes(entry.shape) else ADAFACTOR_DENSE
+        for kind, coefficient in per.items():
+            sums[kind] = sums.get(kind, 0) + coefficient * entry.stored
+    fields = {"optimizer": optimizer, "per": "updated scalar"}
+    return [Row(kind, "optimizer", "optimizer", n, "primitives", fields, CONVENTION, OMITTED) for kind, n in sums.items()]
