@@ -58,6 +58,9 @@ def load_case_file(path: Path) -> CaseFile:
     if "model" in data and "architecture" in data:
         rule = "a case has one model: both a name and an inline [architecture] are given"
         problems.append(Problem(f"{where}.model", data["model"], rule, "keep one of the two"))
+    frozen = data.get("frozen", [])
+    if not isinstance(frozen, list) or not all(isinstance(scope, str) and scope for scope in frozen):
+        problems.append(Problem(f"{where}.frozen", frozen, "must be a list of component scopes", 'write frozen = ["embed"]'))
     manifest = None
     try:
         manifest = _manifest(data, path)

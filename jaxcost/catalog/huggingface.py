@@ -165,7 +165,7 @@ def _rotary(keys: _Keys, dimensions: int) -> dict[str, Any]:
             if extra not in inner.read:
                 inner.problem(str(extra), table[extra], "not a key that is understood", "remove it, or write a manifest")
         keys.problems += inner.problems
-    if dimensions % 2:
+    if dimensions % 2 and not keys.problems:  # a bad size was replaced by 1
         keys.problem("head_dim", dimensions, "rotary positions turn pairs of coordinates", "use an even head_dim")
     return {"theta": theta, "dimensions": dimensions, "scaling": scaling}
 
