@@ -17,7 +17,7 @@ from typing import Any
 import chex  # type: ignore[import-untyped]  # ships no annotations
 import jax
 
-from jaxcost.observation.parameters import dtype_name, storage_bytes
+from jaxcost.observation.parameters import dtype_name, path_key, storage_bytes
 
 # Fields of optax 0.2 states: ScaleByAdamState and ScaleByLionState (count, mu, nu), TraceState (trace), FactoredState
 # (count, v_row, v_col, v), ScaleByScheduleState (count), ScaleByRmsState (nu), MultiStepsState.
@@ -68,13 +68,13 @@ def live_state(state: Mapping[str, Any]) -> tuple[StateRow, ...]:
     """Return the rows of a state given as named arguments, e.g. `{"parameters": ..., "optimizer": ..., "tokens": ...}`.
 
     An argument's own name is the role of its arrays, except that `parameters` holds the role `parameter`, the fields of
-    an optax state have roles of their own, and `cache` splits into `cache_keys` and `cache_values`.
+    an optax state have roles of their own, and `caches` splits into `cache_keys` and `cache_values`.
     """
     rows: list[StateRow] = []
     for argument, tree in state.items():
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
             if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-                rows.append(_row(argument, tuple(_key(entry) for entry in path), leaf))
+                rows.append(_row(argument, tuple(path_key(entry) for entry in path), leaf))
     return tuple(rows)
 
 
@@ -116,7 +116,7 @@ def _row(argument: str, path: tuple[str, ...], leaf: Any) -> StateRow:
 def _role(argument: str, path: tuple[str, ...]) -> tuple[str, str]:
     if argument == "parameters":
         return "parameter", ".".join(path)
-    if argument == "cache":
+    if argument == "caches":
         part = next((part for part in path if part in ("keys", "values")), "other")
         return f"cache_{part}", ""
     if argument == "optimizer":
@@ -137,10 +137,3 @@ def _device(sharding: Any) -> str:
         return ""
     kinds = sorted({str(device.device_kind) for device in sharding.device_set})
     return ", ".join(kinds)
-
-
-def _key(entry: Any) -> str:
-    for attribute in ("name", "key", "idx"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return str(entry)

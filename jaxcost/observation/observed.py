@@ -127,7 +127,7 @@ def _problems(data: object) -> list[Problem]:
     for name in SECTIONS:
         if name not in data or (data[name] is None and status != "observed"):
             continue
-        if not isinstance(data[name], list if name == "collectives" else dict):
+        if not isinstance(data[name], dict):
             kind = type(data[name]).__name__
             problems.append(Problem(f"observed.{name}", kind, "the section is empty or misshapen", _REMEDY))
     return problems

@@ -227,11 +227,12 @@ def _children(node: Any) -> list[tuple[str, Any, bool]]:
     marked = set()
     if dataclasses.is_dataclass(node):
         marked = {field.name for field in dataclasses.fields(node) if field.metadata.get("buffer")}
-    keyed = [(_key(path[0]), child) for path, child in pairs if path]
+    keyed = [(path_key(path[0]), child) for path, child in pairs if path]
     return [(key, child, key in marked) for key, child in keyed]
 
 
-def _key(entry: Any) -> str:
+def path_key(entry: Any) -> str:
+    """Return one step of a pytree path as text: a field's name, a dictionary's key, an index."""
     for attribute in ("name", "key", "idx"):
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
