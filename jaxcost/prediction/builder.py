@@ -1,9 +1,9 @@
 """Builds a program: components append tensors and ops, and the builder works out which tensors need gradients.
 
-A tensor needs a gradient when anything trainable lies upstream of it. The builder meets ops in execution order, so one
-pass decides. Where layers are unrolled and nothing trainable lies below a group, its first layer needs no input gradient
-while the others do: it becomes a section of its own. A scanned group is one program for all layers, so there every layer
-computes what any layer needs.
+A tensor needs a gradient when anything trainable lies upstream of it. The builder meets ops in execution order, so
+one pass decides. Where layers are unrolled and nothing trainable lies below a group, its first layer needs no input
+gradient while the others do: it becomes a section of its own. A scanned group is one program for all layers, so there
+every layer computes what any layer needs.
 """
 
 from __future__ import annotations
@@ -62,14 +62,18 @@ class Builder:
         self.tensors[name] = Tensor(name, axes, dtype or self.compute, role, scope, self.group, self.repeat, name)
         return name
 
-    def contract(self, scope: str, spec: str, left: str, right: str, dtype: str | None = None, role: str = "activation") -> str:
+    def contract(
+        self, scope: str, spec: str, left: str, right: str, dtype: str | None = None, role: str = "activation"
+    ) -> str:
         """Append a contraction and return its output `scope/out`."""
         out_axes = spec.split("->")[1].strip()
         out = self.tensor(f"{scope}/out", out_axes, dtype, role)
         gradients = self._gradients((left, right))
         other = {left: right, right: left}
         needs = tuple(dict.fromkeys(other[name] for name in gradients))
-        op = Contraction(*self._common(scope, (left, right), (out,), gradients, needs), spec, dtype or self.compute)
+        op = Contraction(
+            **self._common(scope, (left, right), (out,), gradients, needs), spec=spec, out_dtype=dtype or self.compute
+        )
         self._append(op)
         return out
 
@@ -77,7 +81,9 @@ class Builder:
         """Append a row gather and return its output."""
         out = self.tensor(f"{scope}/out", axes)
         gradients = self._gradients((table,))
-        self._append(Lookup(*self._common(scope, (table, indices), (out,), gradients, (indices,) if gradients else ())))
+        self._append(
+            Lookup(**self._common(scope, (table, indices), (out,), gradients, (indices,) if gradients else ()))
+        )
         return out
 
     def primitive(
@@ -97,7 +103,7 @@ class Builder:
         counts = backward if len(weights) < len(gradients) else ()
         counts = counts + (parameter_backward if weights else ())
         common = self._common(scope, inputs, outputs, gradients, needs if gradients else ())
-        self._append(Primitive(*common, kind, forward, counts))
+        self._append(Primitive(**common, kind=kind, forward=forward, backward=counts))
         return outputs
 
     def also_needs(self, name: str) -> None:
@@ -108,11 +114,25 @@ class Builder:
         return tuple(name for name in inputs if name in self._graded)
 
     def _common(
-        self, scope: str, inputs: tuple[str, ...], outputs: tuple[str, ...], gradients: tuple[str, ...], needs: tuple[str, ...]
-    ) -> tuple[Any, ...]:
-        name = scope.rsplit("/", 1)[-1]
-        segment = "" if self.group is None else self.prefix + self.section
-        return (name, scope, inputs, outputs, gradients, needs, self.region, segment, self.group, self.repeat)
+        self,
+        scope: str,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        gradients: tuple[str, ...],
+        needs: tuple[str, ...],
+    ) -> dict[str, Any]:
+        return {
+            "name": scope.rsplit("/", 1)[-1],
+            "scope": scope,
+            "inputs": inputs,
+            "outputs": outputs,
+            "gradients": gradients,
+            "needs": needs,
+            "region": self.region,
+            "segment": "" if self.group is None else self.prefix + self.section,
+            "group": self.group,
+            "repeat": self.repeat,
+        }
 
     def _append(self, op: Op) -> None:
         self.ops.append(op)
@@ -125,7 +145,7 @@ class Builder:
         name = self.tensor(f"{self.prefix}/in", "b s d")
         sources = (previous, output) if output else (previous,)
         common = self._common(self.prefix, sources, (name,), (), ())
-        self.ops.append(Primitive(*common, "carry", (), ()))
+        self.ops.append(Primitive(**common, kind="carry", forward=(), backward=()))
         if needs_gradient:
             self._graded.add(name)
         self.region = "block"
@@ -153,7 +173,7 @@ def _group(b: Builder, index: int, x: str, caches: list[str]) -> str:
     below = b.needs_gradient(x)
     trains = b.training and _trains(b.case, index)
     if b.case.execution.layers == "scan" or below or not trains:
-        return _section(b, index, x, repeat, below or trains and b.case.execution.layers == "scan", True, caches)
+        return _section(b, index, x, repeat, below or (trains and b.case.execution.layers == "scan"), True, caches)
     x = _section(b, index, x, 1, False, False, caches)
     if repeat == 1:
         return x

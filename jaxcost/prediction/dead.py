@@ -1,7 +1,8 @@
 """Declared replay whose results no backward op needs, found by walking needs and dataflow; nothing is named.
 
-Automatic differentiation drops such work (in a pre-norm layer that is replayed whole, the last contraction: its result
-only reaches the next layer's input, which is saved). The FLOPs ledger does not subtract it: the declaration says replay.
+Automatic differentiation drops such work (in a pre-norm layer that is replayed whole, the last contraction: its
+result only reaches the next layer's input, which is saved). The FLOPs ledger does not subtract it: the declaration
+says replay.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ def dead_replay(program: Program) -> tuple[Row, ...]:
     local = program.on_device
     return tuple(
         Row(
-            op.name, op.scope, "replay", contraction_flops(program, op, pairs), "FLOPs",
+            op.name,
+            op.scope,
+            "replay",
+            contraction_flops(program, op, pairs),
+            "FLOPs",
             {"contraction": op.spec, "layers": op.repeat, "result": op.outputs[0]},
-            "no backward op needs the result, or anything made from it inside the checkpoint", "", part="replay", region=op.region,
+            "no backward op needs the result, or anything made from it inside the checkpoint",
+            "",
+            part="replay",
+            region=op.region,
             per_device=contraction_flops(local, op, pairs),
         )
         for op in declared(program)
         if isinstance(op, Contraction) and id(op) not in useful
-    )  # fmt: skip
+    )

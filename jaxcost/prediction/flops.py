@@ -20,7 +20,7 @@ OMITTED = "non-matmul primitives, embedding lookup, collectives"
 
 def contraction_flops(program: Program, op: Contraction, pairs: str = "rectangular") -> Any:
     """Return 2 x the product of the contraction's axes over all its layers; 0 if no axis is summed over."""
-    if set(op.axes.split()) <= set(op.operand_axes[2].split()):
+    if not op.summed_axes:
         return 0
     return 2 * program.sizes.product(op.axes, op.group, pairs) * op.repeat
 
@@ -40,12 +40,13 @@ def flops(program: Program) -> Ledger:
         for operand in op.gradients:
             part = "dw" if program.tensors[operand].role == "parameter" else "dx"
             rows.append(_row(program, op, "backward", part, pairs, operand))
-    for op in declared(program):
-        if isinstance(op, Contraction):
-            rows.append(_row(program, op, "replay", "replay", pairs, cause=f"remat {program.case.execution.remat}"))
-    for op in walk(program).kernel:
-        if isinstance(op, Contraction):
-            rows.append(_row(program, op, "replay", "replay", pairs, cause="blockwise backward"))
+    causes = (
+        (f"remat {program.case.execution.remat}", declared(program)),
+        ("blockwise backward", walk(program).kernel),
+    )
+    for cause, ops in causes:
+        again = [op for op in ops if isinstance(op, Contraction)]
+        rows += [_row(program, op, "replay", "replay", pairs, cause=cause) for op in again]
     phases = ("forward", "backward", "replay")
     sums = {phase: sum((row.value for row in rows if row.phase == phase), 0) for phase in phases}
     device = {phase: sum((row.per_device for row in rows if row.phase == phase), 0) for phase in phases}
@@ -63,17 +64,33 @@ def flops(program: Program) -> Ledger:
     return Ledger("flops", totals, tuple(rows))
 
 
-def _row(program: Program, op: Contraction, phase: str, part: str, pairs: str, operand: str = "", cause: str = "") -> Row:
+def _row(
+    program: Program, op: Contraction, phase: str, part: str, pairs: str, operand: str = "", cause: str = ""
+) -> Row:
     value = contraction_flops(program, op, pairs)
     device = contraction_flops(program.on_device, op, pairs)
-    fields: dict[str, Any] = {"contraction": op.spec, "layers": op.repeat, "microbatches": program.case.workload.accumulate}
+    fields: dict[str, Any] = {
+        "contraction": op.spec,
+        "layers": op.repeat,
+        "microbatches": program.case.workload.accumulate,
+    }
     fields.update({axis: program.sizes.axis(axis, op.group) for axis in op.axes.split()})
     if operand:
         fields["gradient_of"] = operand
     if cause:
         fields["cause"] = cause
     return Row(
-        op.name, op.scope, phase, value, "FLOPs", fields, FMA + PAIRS[pairs], OMITTED, part=part, region=op.region, per_device=device
+        op.name,
+        op.scope,
+        phase,
+        value,
+        "FLOPs",
+        fields,
+        FMA + PAIRS[pairs],
+        OMITTED,
+        part=part,
+        region=op.region,
+        per_device=device,
     )
 
 
@@ -92,4 +109,10 @@ def six_nd(program: Program) -> dict[str, Any]:
             weight = next(program.tensors[name] for name in op.inputs if program.tensors[name].role == "parameter")
             used = used + program.elements(weight) * op.repeat
     rows = program.sizes.product("b s")
-    return {"n_used": used, "rows": rows, "product": 6 * used * rows, "pairwise": 3 * pairwise, "total": 6 * used * rows + 3 * pairwise}
+    return {
+        "n_used": used,
+        "rows": rows,
+        "product": 6 * used * rows,
+        "pairwise": 3 * pairwise,
+        "total": 6 * used * rows + 3 * pairwise,
+    }

@@ -1,4 +1,4 @@
-"""The key/value cache: what is stored for the visible tokens, per layer 2 x b x t x k x e scalars. Training keeps none."""
+"""The key/value cache: 2 x b x t x k x e scalars a layer for the visible tokens. Training keeps none."""
 
 from __future__ import annotations
 
@@ -22,9 +22,24 @@ def kv_cache(program: Program) -> Ledger:
             continue
         value = payload_bytes(program.elements(tensor), dtype) * tensor.repeat
         fields = {"layers": tensor.repeat, "dtype": dtype, "axes": tensor.axes}
-        rows.append(Row(tensor.name, tensor.scope, program.case.workload.phase, value, "bytes", fields, "logical payload", "paging, padding"))
+        rows.append(
+            Row(
+                tensor.name,
+                tensor.scope,
+                program.case.workload.phase,
+                value,
+                "bytes",
+                fields,
+                "logical payload",
+                "paging, padding",
+            )
+        )
         row = payload_bytes(sizes.product("k e", tensor.group), dtype) * tensor.repeat
         token = token + row
         allocated = allocated + row * sizes.axis("b") * sizes.axis("t")
     total: Any = sum((row.value for row in rows), 0)
-    return Ledger("kv_cache", {"bytes": total, "bytes_per_token": token, "minimum_bytes": total, "allocated_bytes": allocated}, tuple(rows))
+    return Ledger(
+        "kv_cache",
+        {"bytes": total, "bytes_per_token": token, "minimum_bytes": total, "allocated_bytes": allocated},
+        tuple(rows),
+    )

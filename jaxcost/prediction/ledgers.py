@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,19 +61,23 @@ class Prediction:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: `case` (records and digest), `ledgers` and `assumptions`."""
+        """Return the JSON form: `schema`, `case` (records and digest), `ledgers` and `assumptions`."""
         return {
+            "schema": "jaxcost.estimate.v1",
             "case": {**self.case.to_data(), "digest": self.case.digest},
             "ledgers": {name: ledger.to_dict() for name, ledger in self.ledgers.items()},
             "assumptions": list(self.assumptions),
         }
 
     def _repr_html_(self) -> str:
+        import html
+
         lines = []
         for name, ledger in self.ledgers.items():
             for key, value in ledger.totals.items():
                 if isinstance(value, int):
-                    lines.append(f"<tr><td>{html.escape(name)}</td><td>{html.escape(key)}</td><td style='text-align:right'>{value:,}</td></tr>")
+                    label = f"<td>{html.escape(name)}</td><td>{html.escape(key)}</td>"
+                    lines.append(f"<tr>{label}<td style='text-align:right'>{value:,}</td></tr>")
         title = html.escape(f"{self.case.architecture.name}, {self.case.workload.phase}")
         return f"<table><caption>{title}</caption>{''.join(lines)}</table>"
 
@@ -91,30 +94,36 @@ def _collectives(case: Case) -> Ledger:
     if case.execution.device_count == 1:
         return Ledger("collectives", {"payload_bytes": 0, "by_kind": {}, "by_axis": {}})
     names = ("payload_bytes", "by_kind", "by_axis")
-    return Ledger("collectives", dict.fromkeys(names), (), dict.fromkeys(names, "collectives are not predicted in this version"))
+    return Ledger(
+        "collectives", dict.fromkeys(names), (), dict.fromkeys(names, "collectives are not predicted in this version")
+    )
 
 
 def assumptions(case: Case) -> tuple[str, ...]:
     """Return what the ledgers take for granted beyond the declared case."""
     work, run = case.workload, case.execution
+    pairs = "every query-key pair" if case.convention.attention_pairs == "rectangular" else "legal query-key pairs"
     found = [
         "one multiply-add is two FLOPs; lookups are gathers and cost none",
-        f"attention counts {'every query-key pair' if case.convention.attention_pairs == 'rectangular' else 'legal query-key pairs'}",
+        f"attention counts {pairs}",
         "traffic is the logical payload of the declared schedule, not memory transactions",
         "norms rebuild their row statistics in the backward pass; rotary tables and masks are not stored",
     ]
     if work.phase == "training":
         found += [
             "labels are the tokens shifted by one inside the step; logits are computed for every row",
-            f"recomputation as declared ({run.remat}); work that differentiation then drops as unused is not subtracted",
+            f"recomputation as declared ({run.remat}); what differentiation then drops as unused is not subtracted",
             "saved activations are those of one microbatch; compute-dtype copies of weights are not among them",
         ]
     if work.attention != "materialised":
-        found.append(f"attention plan {work.attention}: scores and probabilities stay on chip, its backward pass repeats QK once")
+        stays = "scores and probabilities stay on chip, its backward pass repeats QK once"
+        found.append(f"attention plan {work.attention}: {stays}")
     if work.lengths is not None:
         found.append("ragged sequences count the sums of L and of L squared, without padding")
     if run.device_count > 1:
-        found.append("matrices are sharded (hidden over fsdp; heads, MLP width, vocabulary over tensor), vectors replicated")
+        found.append(
+            "matrices are sharded (hidden over fsdp; heads, MLP width, vocabulary over tensor), vectors replicated"
+        )
     if run.layers == "scan" and case.state.frozen:
         found.append("a scanned layer is one program: every layer computes the gradients that any layer needs")
     return tuple(found)

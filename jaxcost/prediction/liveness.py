@@ -2,16 +2,16 @@
 
 Intervals are half-open and a release precedes a birth at the same time, so the peak is never the sum of all objects.
 
-The program's own replay takes one microbatch on one device. A tensor is born at its op and dies after its last use; saved
-tensors live until the backward op that needs them; gradients of activations are born and die in reverse order. Weight
-gradients belong to the state ledger. Layers of a group are alike, so the replay visits its last layer, where saved
-tensors of all earlier layers are alive, as one stack.
+The program's own replay takes one microbatch on one device. A tensor is born at its op and dies after its last use;
+saved tensors live until the backward op that needs them; gradients of activations are born and die in reverse order.
+Weight gradients belong to the state ledger. Layers of a group are alike, so the replay visits its last layer, where
+saved tensors of all earlier layers are alive, as one stack.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxcost.contracts.dtypes import payload_bytes
 from jaxcost.contracts.liveness import Liveness
@@ -19,8 +19,7 @@ from jaxcost.prediction.program import Op, Primitive, Program
 from jaxcost.prediction.replay import Saved, walk
 
 
-@dataclass(frozen=True)
-class Peak:
+class Peak(NamedTuple):
     """The largest cut: bytes, when (a time or an op's scope), in which phase, and what is alive, largest first."""
 
     bytes: Any

@@ -8,8 +8,7 @@ An extent that its degree does not divide is padded up, and the padding is shown
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxcost.contracts.dtypes import payload_bytes
 from jaxcost.contracts.execution import Execution
@@ -25,9 +24,12 @@ ROLE_STAGE = {"parameter": 3, "gradient": 2, "gradient_copy": 2}
 COUNTED_STEPS = ("adam", "adamw", "lion", "adafactor")
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """One argument or result: global bytes, bytes on the worst device, and how much of the latter is padding."""
+class Holding(NamedTuple):
+    """One argument or result.
+
+    `bytes` is one global copy, `per_device` what the worst device holds, `padding` what rounding up adds to a global
+    copy: over all devices, per_device x devices is the replicas times (bytes + padding), array by array.
+    """
 
     object: str
     scope: str
@@ -46,54 +48,83 @@ def degrees(entry: Entry, run: Execution) -> tuple[int, ...]:
 
 def _kept_degrees(item: StateObject, entry: Entry, run: Execution) -> tuple[int, ...]:
     """Return the degrees of a state object's array; a factor keeps those of its axes, a placeholder has none."""
-    own, axes = degrees(entry, run), factored_axes(entry.shape)
-    if item.count == "dense" or (item.count == "unfactored" and axes is None):
+    own = degrees(entry, run)
+    if item.count == "dense":
         return own
-    if axes is None or item.count == "unfactored":
+    axes = factored_axes(entry.shape)
+    if item.count == "unfactored":
+        return (1,) if axes else own
+    if axes is None:
         return (1,)
     gone = axes[1] if item.count == "row" else axes[0]
     return own[:gone] + own[gone + 1 :]
 
 
-def local_scalars(shape: tuple[Any, ...], split: tuple[int, ...], even: int = 1) -> Any:
-    """Return the scalars of the largest shard: every axis rounded up, then the whole split evenly over `even` ranks."""
-    count: Any = 1
-    for extent, degree in zip(shape, split, strict=True):
-        count = count * ceil_div(extent, degree)
-    return ceil_div(count, even)
+class Shards(NamedTuple):
+    """How one array lies on the mesh: global scalars, those of the largest shard, and the number of distinct shards."""
+
+    name: str
+    scope: str
+    scalars: Any
+    local: Any
+    shards: int
+
+    @property
+    def padding(self) -> Any:
+        """Scalars that rounding up adds to one global copy."""
+        return self.local * self.shards - self.scalars
 
 
-def held(program: Program, item: StateObject, stage: int | None = None) -> Holding:
-    """Return what a state object occupies globally and on the worst device under the case's mesh and ZeRO stage."""
+def shards(program: Program, item: StateObject, stage: int | None = None) -> tuple[Shards, ...]:
+    """Return how each array of a state object is sharded under the case's mesh and ZeRO stage."""
     run = program.case.execution
     stage = run.zero if stage is None else stage
     even = run.degree("data") if stage >= ROLE_STAGE.get(item.role, 1) else 1
     if item.count == "scalar":
-        size = payload_bytes(1, item.dtype) * item.copies
-        return Holding(item.name, "", item.role, size, size, 0)
-    total, here, exact = 0, 0, 0
+        return (Shards(item.name, "", 1, 1, 1),)
+    found = []
     for entry in population(program, item.basis):
-        shape, split = array_shape(item, entry), _kept_degrees(item, entry, run)
-        full = local_scalars(shape, (1,) * len(shape)) * entry.copies
-        mine = local_scalars(shape, split, even) * entry.copies
-        shards = even
-        for degree in split:
-            shards *= degree
-        total, here, exact = total + full, here + mine, exact + (mine * shards - full) / shards if mine * shards != full else exact
-    whole, local = (payload_bytes(count, item.dtype) * item.copies for count in (total, here))
-    return Holding(item.name, "", item.role, whole, local, exact)
+        count, local, pieces = entry.copies, 1, even
+        for extent, degree in zip(array_shape(item, entry), _kept_degrees(item, entry, run), strict=True):
+            count, local, pieces = (
+                count * extent,
+                local * (extent if degree == 1 else ceil_div(extent, degree)),
+                pieces * degree,
+            )
+        if even > 1:
+            local = ceil_div(local, even)
+        found.append(Shards(entry.name, entry.scope, count, local * entry.copies, pieces))
+    return tuple(found)
+
+
+def held(program: Program, item: StateObject, stage: int | None = None) -> Holding:
+    """Return what a state object occupies globally and on the worst device under the case's mesh and ZeRO stage."""
+    arrays = shards(program, item, stage)
+    counts = (sum(a.scalars for a in arrays), sum(a.local for a in arrays), sum(a.padding for a in arrays))
+    whole, local, padding = (payload_bytes(count, item.dtype) * item.copies for count in counts)
+    return Holding(item.name, "", item.role, whole, local, padding)
 
 
 def ownership(program: Program) -> Ledger:
-    """Return persistent state bytes per device by role, for the mesh and every ZeRO stage over its data axis."""
+    """Return persistent state bytes per device by role, and for every ZeRO stage where a data axis allows one."""
     run = program.case.execution
     live = [item for item in program.case.state.objects if item.placement == "device" and item.live_at("in_first_step")]
-    by_stage = {stage: [held(program, item, stage) for item in live] for stage in range(4)}
+    stages = range(4) if run.degree("data") > 1 else (run.zero,)
+    by_stage = {stage: [held(program, item, stage) for item in live] for stage in stages}
     rows = tuple(
-        Row(found.object, "", "in_first_step", found.bytes, "bytes", {"role": found.role, "zero": run.zero, "padding": found.padding},
-            "worst device", "activations, gathered weights, communication buffers", per_device=found.per_device)
+        Row(
+            found.object,
+            "",
+            "in_first_step",
+            found.bytes,
+            "bytes",
+            {"role": found.role, "zero": run.zero, "padding": found.padding},
+            "worst device",
+            "activations, gathered weights, communication buffers",
+            per_device=found.per_device,
+        )
         for found in by_stage[run.zero]
-    )  # fmt: skip
+    )
     totals: dict[str, Any] = {
         "persistent_bytes": sum(item.per_device for item in by_stage[run.zero]),
         "by_role": {row.fields["role"]: row.per_device for row in rows},
@@ -106,8 +137,8 @@ def ownership(program: Program) -> Ledger:
 def arguments(program: Program) -> tuple[Holding, ...]:
     """Return the step's arguments: parameters, master copies and optimizer state, cache, tokens, position, key.
 
-    Gradients and their copies do not cross the step's border. A policy of the literature that lists no step counter still
-    runs on an optimizer that keeps one, int32.
+    Gradients and their copies do not cross the step's border. A policy of the literature that lists no step counter
+    still runs on an optimizer that keeps one, int32.
     """
     objects = [item for item in program.case.state.objects if item.role not in ("gradient", "gradient_copy")]
     found = [held(program, item) for item in objects]
@@ -118,9 +149,9 @@ def arguments(program: Program) -> tuple[Holding, ...]:
     return tuple(found)
 
 
-def results(program: Program) -> tuple[Holding, ...]:
+def results(program: Program, incoming: tuple[Holding, ...]) -> tuple[Holding, ...]:
     """Return what the step gives back: loss, parameters and optimizer state in training, else logits and cache."""
-    state = [item for item in arguments(program) if item.role != "input"] if program.case.workload.phase == "training" else []
+    state = [item for item in incoming if item.role != "input"] if program.case.workload.phase == "training" else []
     return (*state, *(_tensor(program, name, "output") for name in program.results))
 
 
@@ -135,15 +166,26 @@ def _tensor(program: Program, name: str, role: str) -> Holding:
 def device(program: Program) -> Ledger:
     """Return per-device bytes of the step's arguments and results.
 
-    `peak_bytes` has a lower bound, the arguments, which are alive throughout; the rest depends on a schedule that is not
-    derived here.
+    `peak_bytes` has a lower bound, the arguments, which are alive throughout; the rest depends on a schedule that is
+    not derived here.
     """
-    incoming, outgoing = arguments(program), results(program)
+    incoming = arguments(program)
+    outgoing = results(program, incoming)
     rows = tuple(
-        Row(item.object, item.scope, kind, item.bytes, "bytes", {"role": item.role, "padding": item.padding}, "worst device",
-            "allocator padding", per_device=item.per_device)
-        for kind, items in (("argument", incoming), ("result", outgoing)) for item in items
-    )  # fmt: skip
+        Row(
+            item.object,
+            item.scope,
+            kind,
+            item.bytes,
+            "bytes",
+            {"role": item.role, "padding": item.padding},
+            "worst device",
+            "allocator padding",
+            per_device=item.per_device,
+        )
+        for kind, items in (("argument", incoming), ("result", outgoing))
+        for item in items
+    )
     argument = sum(item.per_device for item in incoming)
     reason = "the schedule and buffer reuse of a compiler are not predicted in this version"
     totals = {

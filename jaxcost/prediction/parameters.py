@@ -6,7 +6,8 @@ table at each of its names. Buffers (rotary tables, masks, keys) are not paramet
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from jaxcost.contracts.dtypes import payload_bytes
@@ -52,16 +53,28 @@ def entry(program: Program, tensor: Tensor) -> Entry:
     """Return the array of one parameter."""
     sizes, stacked = program.sizes, tensor.group is not None and program.case.execution.layers == "scan"
     shape = sizes.shape(tensor.axes, tensor.group)
-    logical = replace(sizes, values={**sizes.values, "v": sizes.logical_vocabulary})
-    scalars = logical.product(tensor.axes, tensor.group) * tensor.repeat
-    stored = sizes.product(tensor.axes, tensor.group) * tensor.repeat
     axes = tuple(tensor.axes.split())
+    stored: Any = sizes.product(tensor.axes, tensor.group) * tensor.repeat
+    scalars: Any = stored
+    if "v" in axes:
+        scalars = sizes.logical_vocabulary * tensor.repeat
+        for axis, extent in zip(axes, shape, strict=True):
+            scalars = scalars * (1 if axis == "v" else extent)
     return Entry(
-        tensor.name, tensor.scope, ("layer", *axes) if stacked else axes, (tensor.repeat, *shape) if stacked else shape,
-        tensor.dtype, tensor.storage, tensor.trainable, scalars, stored - scalars, 1 if stacked else tensor.repeat,
-    )  # fmt: skip
+        tensor.name,
+        tensor.scope,
+        ("layer", *axes) if stacked else axes,
+        (tensor.repeat, *shape) if stacked else shape,
+        tensor.dtype,
+        tensor.storage,
+        tensor.trainable,
+        scalars,
+        stored - scalars,
+        1 if stacked else tensor.repeat,
+    )
 
 
+@lru_cache(maxsize=8)
 def entries(program: Program) -> tuple[Entry, ...]:
     """Return every named parameter, aliases included."""
     return tuple(entry(program, tensor) for tensor in program.parameters)
@@ -73,16 +86,27 @@ def parameters(program: Program) -> Ledger:
     unique = [item for item in found if not item.is_alias]
     rows = tuple(
         Row(
-            item.name, item.scope, "", item.scalars, "scalars",
+            item.name,
+            item.scope,
+            "",
+            item.scalars,
+            "scalars",
             {
-                "axes": " ".join(item.axes), "shape": item.shape, "copies": item.copies, "dtype": item.dtype, "storage": item.alias,
-                "alias": item.is_alias, "trainable": item.trainable, "padding": item.padding,
+                "axes": " ".join(item.axes),
+                "shape": item.shape,
+                "copies": item.copies,
+                "dtype": item.dtype,
+                "storage": item.alias,
+                "alias": item.is_alias,
+                "trainable": item.trainable,
+                "padding": item.padding,
                 "bytes": 0 if item.is_alias else payload_bytes(item.stored, item.dtype),
             },
-            "an alias is named again, not stored again", "buffers: rotary tables, masks, random keys",
+            "an alias is named again, not stored again",
+            "buffers: rotary tables, masks, random keys",
         )
         for item in found
-    )  # fmt: skip
+    )
     totals = {
         "unique": sum(item.scalars for item in unique),
         "named": sum(item.scalars for item in found),

@@ -22,8 +22,8 @@ OPTIMIZERS: dict[str, dict[str, int]] = {
     "adam": {"multiply": 6, "add": 4, "divide": 3, "sqrt": 1},
     "adamw": {"multiply": 7, "add": 5, "divide": 3, "sqrt": 1},
 }
-# Adafactor: square, epsilon, means over rows and columns (factored) or a moving average (dense), scaling, clipping by the
-# update's root mean square, scaling by the parameter's.
+# Adafactor: square, epsilon, means over rows and columns (factored) or a moving average (dense), scaling, clipping by
+# the update's root mean square, scaling by the parameter's.
 ADAFACTOR_FACTORED = {"multiply": 7, "add": 6, "divide": 1}
 ADAFACTOR_DENSE = {"multiply": 8, "add": 5, "divide": 1, "rsqrt": 1}
 CONVENTION = "one per element; subtraction is add; a reduction over n values counts n"
@@ -57,8 +57,8 @@ def primitives(program: Program) -> Ledger:
     by_phase: dict[str, dict[str, Any]] = {}
     for row in rows:
         totals[row.object] = totals.get(row.object, 0) + row.value
-        phase = by_phase.setdefault(row.phase, {})
-        phase[row.object] = phase.get(row.object, 0) + row.value
+        apart = by_phase.setdefault(row.phase, {})
+        apart[row.object] = apart.get(row.object, 0) + row.value
     return Ledger("primitives", {**dict(sorted(totals.items())), "by_phase": by_phase}, tuple(rows))
 
 
@@ -70,7 +70,10 @@ def _rows(program: Program, op: Op, phase: str, counts: tuple[Count, ...], cause
     fields = {"op": getattr(op, "kind", "lookup"), "layers": op.repeat}
     if cause:
         fields["cause"] = cause
-    return [Row(kind, op.scope, phase, n, "primitives", fields, CONVENTION, OMITTED, region=op.region) for kind, n in sums.items()]
+    return [
+        Row(kind, op.scope, phase, n, "primitives", fields, CONVENTION, OMITTED, region=op.region)
+        for kind, n in sums.items()
+    ]
 
 
 def optimizer_rows(program: Program) -> list[Row]:
@@ -84,4 +87,6 @@ def optimizer_rows(program: Program) -> list[Row]:
         for kind, coefficient in per.items():
             sums[kind] = sums.get(kind, 0) + coefficient * entry.stored
     fields = {"optimizer": optimizer, "per": "updated scalar"}
-    return [Row(kind, "optimizer", "optimizer", n, "primitives", fields, CONVENTION, OMITTED) for kind, n in sums.items()]
+    return [
+        Row(kind, "optimizer", "optimizer", n, "primitives", fields, CONVENTION, OMITTED) for kind, n in sums.items()
+    ]

@@ -1,17 +1,18 @@
 """The declared step: tensors and ops with named axes, in execution order.
 
-A contraction is one line, for example `b s d, d h e -> b s h e`. Everything said about it elsewhere (forward FLOPs, the
-products of its backward pass, what they must have, one-pass traffic, shapes on a device) follows from that line and from
-which operands need a gradient. Ops of a group of identical layers appear once, with `repeat` copies.
+A contraction is one line, for example `b s d, d h e -> b s h e`. Everything said about it elsewhere (forward FLOPs,
+the products of its backward pass, what they must have, one-pass traffic, shapes on a device) follows from that line
+and from which operands need a gradient. Ops of a group of identical layers appear once, with `repeat` copies.
 
-Saved activations, replay and dead replay are walks over `needs` (what an op's backward pass must have) and the dataflow.
+Saved activations, replay and dead replay are walks over `needs` (what an op's backward pass must have) and the
+dataflow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 from jaxcost.contracts.case import Case
 from jaxcost.prediction.sizes import Sizes, sizes_of
@@ -44,8 +45,7 @@ class Tensor:
     trainable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(NamedTuple):
     """`coefficient` primitives of one kind for every point of `axes` (empty: one point)."""
 
     kind: str
@@ -89,21 +89,30 @@ class Contraction(Op):
     @property
     def operand_axes(self) -> tuple[str, str, str]:
         """Axes of the left operand, the right operand and the output."""
-        left, rest = self.spec.split(",")
-        right, out = rest.split("->")
-        return left.strip(), right.strip(), out.strip()
+        return _parsed(self.spec)[0]
 
     @property
     def axes(self) -> str:
         """All distinct axes: the points at which one multiply-add happens."""
-        left, right, _ = self.operand_axes
-        return " ".join(dict.fromkeys(left.split() + right.split()))
+        return _parsed(self.spec)[1]
+
+    @property
+    def summed_axes(self) -> tuple[str, ...]:
+        """Axes that the output lacks."""
+        return tuple(axis for axis in self.axes.split() if axis not in self.operand_axes[2].split())
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
         """Axes in both operands and in the output; a product with a weight has none."""
         left, right, out = (set(part.split()) for part in self.operand_axes)
         return tuple(sorted(left & right & out))
+
+
+@lru_cache(maxsize=256)
+def _parsed(spec: str) -> tuple[tuple[str, str, str], str]:
+    left, rest = spec.split(",")
+    right, out = rest.split("->")
+    return (left.strip(), right.strip(), out.strip()), " ".join(dict.fromkeys(left.split() + right.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +122,14 @@ class Lookup(Op):
 
 @dataclass(frozen=True, slots=True)
 class Primitive(Op):
-    """Non-matmul work with typed counts, forward and backward (a bias gradient is a reduction, a gather's a scatter)."""
+    """Non-matmul work with typed counts, forward and backward; a bias gradient is a reduction."""
 
     kind: str
     forward: tuple[Count, ...]
     backward: tuple[Count, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """One step of a case. Immutable; folds read it."""
 

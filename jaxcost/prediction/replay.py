@@ -1,16 +1,16 @@
 """What a recomputation policy keeps, what it declares to run again, and what of that nothing needs.
 
-A policy says for each forward op whether the backward pass runs it again. Walking back from everything backward needs:
-a needed tensor whose op is not replayed is saved; one whose op is replayed is rebuilt, and then the op's inputs are
-needed in turn. The saved set and the replayed ops that are of use both come out of this walk; declared replay outside of
-it is dead. Tensors that stay inside a blockwise kernel are always rebuilt, by the kernel's own backward pass.
+A policy says for each forward op whether the backward pass runs it again. Walking back from everything backward
+needs: a needed tensor whose op is not replayed is saved; one whose op is replayed is rebuilt, and then the op's
+inputs are needed in turn. The saved set and the replayed ops that are of use both come out of this walk; declared
+replay outside of it is dead. Tensors that stay inside a blockwise kernel are always rebuilt, by the kernel's own
+backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxcost.prediction.program import Contraction, Op, Program
 
@@ -56,8 +56,7 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(NamedTuple):
     """One tensor kept for the backward pass: `copies` layers' worth, needed in `region` (`block` or `outside`)."""
 
     name: str
@@ -65,8 +64,7 @@ class Saved:
     region: str
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(NamedTuple):
     """The result of a walk: what is saved, which ops are replayed to some use, which ops a blockwise kernel repeats."""
 
     saved: tuple[Saved, ...]

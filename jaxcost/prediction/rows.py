@@ -63,12 +63,15 @@ class Ledger:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; an unknown total is null, with its reason beside it under `reasons`."""
-        data: dict[str, Any] = {"totals": plain(self.totals), "rows": [row.to_dict() for row in self.rows]}
-        if self.reasons:
-            data["reasons"] = dict(self.reasons)
-            data["reason"] = "; ".join(dict.fromkeys(self.reasons.values()))
-        return data
+        """Return the JSON form; an unknown total is null, with a `reason` beside it."""
+        totals = plain(self.totals)
+        for path, reason in self.reasons.items():
+            beside = totals
+            for part in path.split(".")[:-1]:
+                beside = beside[part]
+            known = beside.get("reason")
+            beside["reason"] = reason if known in (None, reason) else f"{known}; {reason}"
+        return {"totals": totals, "rows": [row.to_dict() for row in self.rows]}
 
 
 def plain(value: Any) -> Any:

@@ -1,17 +1,17 @@
 """Axis names and their extents.
 
-Axes: b batch, s new (query) rows, t visible (key) rows, r logits rows per sequence, d hidden, h query heads, k key/value
-heads, g = h / k, e head width, f MLP width, v stored vocabulary rows, p rows of the learned position table.
+Axes: b batch, s new (query) rows, t visible (key) rows, r logits rows per sequence, d hidden, h query heads, k
+key/value heads, g = h / k, e head width, f MLP width, v stored vocabulary rows, p rows of the learned position table.
 h, k, g, e and f belong to a group of layers; the others to the model or the workload.
 
-A product over axes is where ragged work differs: with sequence lengths L, the joint extent of (b, s) is the sum of L and
-that of (b, s, t) is the sum of L squared. `legal` counts only the pairs a causal mask lets through.
+A product over axes is where ragged work differs: with sequence lengths L, the joint extent of (b, s) is the sum of L
+and that of (b, s, t) is the sum of L squared. `legal` counts only the pairs a causal mask lets through.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxcost.contracts.case import Case
@@ -37,6 +37,7 @@ class Sizes:
     repeats: tuple[Any, ...]
     lengths: tuple[int, ...] | None = None
     logical_vocabulary: Any = 0
+    _products: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def axis(self, name: str, group: int | None = None) -> Any:
         """Return the extent of one axis."""
@@ -50,7 +51,12 @@ class Sizes:
 
     def product(self, axes: str, group: int | None = None, pairs: str = "rectangular") -> Any:
         """Return the joint extent of distinct space-separated axes; `pairs` is `rectangular` or `legal`."""
-        names = axes.split()
+        key = (axes, group, pairs)
+        if key not in self._products:
+            self._products[key] = self._product(axes.split(), group, pairs)
+        return self._products[key]
+
+    def _product(self, names: list[str], group: int | None, pairs: str) -> Any:
         total: Any = 1
         joint = set()
         if "b" in names and (self.lengths is not None or (pairs == "legal" and "s" in names and "t" in names)):

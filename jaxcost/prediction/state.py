@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from jaxcost.contracts.dtypes import payload_bytes
@@ -19,7 +20,16 @@ from jaxcost.prediction.program import Program
 from jaxcost.prediction.rows import Ledger, Row
 
 FACTORED_FROM = 128
-CHECKPOINTED = ("parameter", "master", "first_moment", "second_moment", "second_moment_row", "second_moment_column", "step", "scale")
+CHECKPOINTED = (
+    "parameter",
+    "master",
+    "first_moment",
+    "second_moment",
+    "second_moment_row",
+    "second_moment_column",
+    "step",
+    "scale",
+)
 
 
 def factored_axes(shape: Sequence[int]) -> tuple[int, int] | None:
@@ -50,6 +60,7 @@ def array_shape(item: StateObject, entry: Entry) -> tuple[Any, ...]:
     return entry.shape[:gone] + entry.shape[gone + 1 :]
 
 
+@lru_cache(maxsize=16)
 def population(program: Program, basis: str) -> tuple[Entry, ...]:
     """Return the unique parameter arrays of a population: `loaded`, `trainable` or `updated`."""
     return tuple(item for item in entries(program) if not item.is_alias and (basis == "loaded" or item.trainable))
@@ -77,17 +88,37 @@ def object_bytes(program: Program, item: StateObject) -> Any:
 
 
 def state(program: Program, point: str = "in_first_step") -> Ledger:
-    """Return the state ledger at a lifecycle point; `in_first_step` has gradients and optimizer state alive together."""
+    """Return the state ledger at a lifecycle point; `in_first_step` has gradients and optimizer state together."""
     rows = []
     for item in program.case.state.objects:
         scalars = object_scalars(program, item)
         live = [at for at in LIFECYCLE if item.live_at(at)]
         fields = {
-            "role": item.role, "basis": item.basis, "count": item.count, "dtype": item.dtype, "copies": item.copies, "scalars": scalars,
-            "placement": item.placement, "created": item.created, "released": item.released, "owner": item.owner, "live_at": live,
-        }  # fmt: skip
+            "role": item.role,
+            "basis": item.basis,
+            "count": item.count,
+            "dtype": item.dtype,
+            "copies": item.copies,
+            "scalars": scalars,
+            "placement": item.placement,
+            "created": item.created,
+            "released": item.released,
+            "owner": item.owner,
+            "live_at": live,
+        }
         value = payload_bytes(scalars, item.dtype) * item.copies
-        rows.append(Row(item.name, "", item.created, value, "bytes", fields, "logical payload", "allocator padding, buffers, workspace"))
+        rows.append(
+            Row(
+                item.name,
+                "",
+                item.created,
+                value,
+                "bytes",
+                fields,
+                "logical payload",
+                "allocator padding, buffers, workspace",
+            )
+        )
 
     def held(at: str, roles: Sequence[str] | None = None, placement: str = "device", owner: str = "") -> Any:
         return sum(

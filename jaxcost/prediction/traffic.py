@@ -1,9 +1,9 @@
 """Bytes that a declared schedule moves across one memory boundary. Logical payloads, not transactions.
 
 Attention, materialised: each stage reads its operands once and writes its result once; scores and probabilities are
-written and read back. Blockwise: a query block stays on chip while all keys and values pass by, so K and V are read once
-per query block; the output and one fp32 number a row are written once. All other contractions are isolated one-pass
-products: both operands read once, the result written once.
+written and read back. Blockwise: a query block stays on chip while all keys and values pass by, so K and V are read
+once per query block; the output and one fp32 number a row are written once. All other contractions are isolated
+one-pass products: both operands read once, the result written once.
 
 `unfused_bytes` (every op reads its inputs and writes its outputs) and `compulsory_bytes` (arguments read once, results
 written once) bound any schedule of the same ops.
@@ -11,14 +11,13 @@ written once) bound any schedule of the same ops.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxcost.contracts.dtypes import payload_bytes
-from jaxcost.prediction.domain import domain_of
+from jaxcost.prediction.domain import domain_of, exact_div
 from jaxcost.prediction.flops import contraction_flops
-from jaxcost.prediction.ownership import arguments, results
+from jaxcost.prediction.ownership import Holding, arguments, results
 from jaxcost.prediction.program import Contraction, Lookup, Op, Primitive, Program
 from jaxcost.prediction.replay import declared
 from jaxcost.prediction.rows import Ledger, Row
@@ -27,8 +26,7 @@ BOUNDARY = "logical payload between device memory and chip"
 OMITTED = "cache hits, sectors, replays, padding, workspace"
 
 
-@dataclass(frozen=True)
-class OnePass:
+class OnePass(NamedTuple):
     """An isolated product: its FLOPs, bytes with each operand and the result crossing once, and FLOPs per byte."""
 
     scope: str
@@ -44,7 +42,7 @@ def gemm_bytes(m: Any, k: Any, n: Any, x_dtype: str, w_dtype: str, y_dtype: str)
 
 
 def one_pass(program: Program) -> tuple[OnePass, ...]:
-    """Return the one-pass payload and intensity of every forward contraction of one layer, pairwise products included."""
+    """Return the one-pass payload and intensity of every forward contraction of one layer, pairwise ones included."""
     found = []
     for op in program.contractions:
         size = sum((_bytes(program, name) for name in (*op.inputs, *op.outputs)), 0)
@@ -80,7 +78,7 @@ def _bytes(program: Program, name: str) -> Any:
 
 
 def traffic(program: Program) -> Ledger:
-    """Return the traffic ledger; `bytes` is the sum of all its rows, `attention_bytes` the forward attention schedule."""
+    """Return the traffic ledger; `bytes` sums all its rows, `attention_bytes` the forward attention schedule."""
     rows = attention_rows(program)
     rows += [row for op in program.contractions if not program.is_pairwise(op) for row in _gemm_rows(program, op)]
     replayed = [op for op in declared(program) if isinstance(op, Contraction) and not program.is_pairwise(op)]
@@ -89,8 +87,9 @@ def traffic(program: Program) -> Ledger:
     def total(phase: str, schedule: str) -> Any:
         return sum((row.value for row in rows if row.phase == phase and row.fields["schedule"] == schedule), 0)
 
-    plan, unfused = program.case.workload.attention, unfused_bytes(program)
-    compulsory = sum(item.bytes for item in (*arguments(program), *results(program)))
+    plan, incoming = program.case.workload.attention, arguments(program)
+    unfused = unfused_bytes(program, incoming)
+    compulsory = sum(item.bytes for item in (*incoming, *results(program, incoming)))
     totals = {
         "attention_bytes": total("forward", plan),
         "attention_backward_bytes": total("backward", plan),
@@ -107,9 +106,16 @@ def traffic(program: Program) -> Ledger:
 
 
 def _row(
-    program: Program, name: str, op: Op, phase: str, direction: str, schedule: str = "one pass", times: Any = 1, size: Any = None,
+    program: Program,
+    name: str,
+    op: Op,
+    phase: str,
+    direction: str,
+    schedule: str = "one pass",
+    times: Any = 1,
+    size: Any = None,
     scope: str = "",
-) -> Row:  # fmt: skip
+) -> Row:
     each = _bytes(program, name.removeprefix("d ")) if size is None else size
     fields = {"direction": direction, "bytes": each, "multiplicity": times, "layers": op.repeat, "schedule": schedule}
     value = each * times * op.repeat
@@ -121,7 +127,7 @@ def _operands(op: Contraction) -> list[tuple[str, str]]:
 
 
 def _gemm_rows(program: Program, op: Contraction) -> list[Row]:
-    """Return one-pass rows of a contraction: forward, and for each operand with a gradient `dY`, the other, its gradient."""
+    """Return one-pass rows of a contraction: forward, and for each gradient its two operands and itself."""
     rows = [_row(program, name, op, "forward", way) for name, way in _operands(op)]
     left, right = op.inputs
     for operand in op.gradients:
@@ -164,8 +170,21 @@ def _stage_backward(program: Program, steps: list[Op]) -> list[Row]:
     plan = program.case.workload.attention
     for op in reversed(steps):
         if isinstance(op, Contraction):
-            rows += [Row(r.object, r.scope, r.phase, r.value, r.unit, {**r.fields, "schedule": plan}, r.convention, r.omitted, region=r.region)
-                     for r in _gemm_rows(program, op) if r.phase == "backward"]  # fmt: skip
+            rows += [
+                Row(
+                    r.object,
+                    r.scope,
+                    r.phase,
+                    r.value,
+                    r.unit,
+                    {**r.fields, "schedule": plan},
+                    r.convention,
+                    r.omitted,
+                    region=r.region,
+                )
+                for r in _gemm_rows(program, op)
+                if r.phase == "backward"
+            ]
         elif op.gradients:
             out = f"d {op.outputs[0]}"
             rows += [_row(program, name, op, "backward", "read", plan) for name in (out, *op.needs)]
@@ -174,7 +193,8 @@ def _stage_backward(program: Program, steps: list[Op]) -> list[Row]:
 
 
 def _blocks(program: Program, rows: Any) -> Any:
-    return rows // program.case.workload.block_for(rows) if isinstance(rows, int) else 1
+    work = program.case.workload
+    return exact_div(rows, work.block_for(rows) if isinstance(rows, int) else work.attention_block)
 
 
 def _statistics(program: Program, scores: Contraction) -> tuple[str, Any]:
@@ -194,7 +214,7 @@ def _blockwise_forward(program: Program, scores: Contraction, values: Contractio
 
 
 def _blockwise_backward(program: Program, scores: Contraction, values: Contraction) -> list[Row]:
-    """A key block stays on chip while all query blocks pass by: their rows, and dQ as an accumulator, move once per block."""
+    """A key block stays on chip while all query blocks pass by: their rows and the accumulated dQ move each time."""
     plan, blocks = program.case.workload.attention, _blocks(program, program.sizes.axis("t"))
     q, k = scores.inputs
     v, o = values.inputs[1], values.outputs[0]
@@ -204,18 +224,20 @@ def _blockwise_backward(program: Program, scores: Contraction, values: Contracti
     rows.append(_row(program, "sum(do * o)", scores, "backward", "write", plan, 1, size, softmax))
     rows += [_row(program, item, scores, "backward", "read", plan) for item in (k, v)]
     rows += [_row(program, item, scores, "backward", "read", plan, blocks) for item in (q, f"d {o}")]
-    rows += [_row(program, item, scores, "backward", "read", plan, blocks, size, softmax) for item in (name, "sum(do * o)")]
+    rows += [
+        _row(program, item, scores, "backward", "read", plan, blocks, size, softmax) for item in (name, "sum(do * o)")
+    ]
     rows += [_row(program, f"d {q}", scores, "backward", way, plan, blocks) for way in ("read", "write")]
     rows += [_row(program, f"d {item}", op, "backward", "write", plan) for item, op in ((k, scores), (v, values))]
     return rows
 
 
-def unfused_bytes(program: Program) -> dict[str, Any]:
+def unfused_bytes(program: Program, incoming: tuple[Holding, ...]) -> dict[str, Any]:
     """Return, by phase, the bytes when every op reads its inputs from memory and writes its outputs to it.
 
-    Backward reads the gradients of the outputs and what the op needs, and writes a gradient per input that needs one. A
-    lookup reads as many rows as it writes. The optimizer reads gradients, parameters and its state and writes the latter
-    two back. A carry moves nothing.
+    Backward reads the gradients of the outputs and what the op needs, and writes a gradient per input that needs one.
+    A lookup reads as many rows as it writes. The optimizer reads gradients, parameters and its state and writes the
+    latter two back. A carry moves nothing.
     """
     sums: dict[str, Any] = {}
 
@@ -232,11 +254,15 @@ def unfused_bytes(program: Program) -> dict[str, Any]:
     for op in declared(program):
         move("replay", op, (*op.inputs, *op.outputs))
     if program.case.workload.phase == "training":
-        kept = sum(item.bytes for item in arguments(program) if item.role not in ("input", "parameter"))
-        updated = sum(payload_bytes(program.elements(t), t.dtype) * t.repeat for t in program.unique_parameters if t.trainable)
+        kept = sum(item.bytes for item in incoming if item.role not in ("input", "parameter"))
+        updated = sum(
+            payload_bytes(program.elements(t), t.dtype) * t.repeat for t in program.unique_parameters if t.trainable
+        )
         gradient = program.case.state.object("gradient")
         dtype = gradient.dtype if gradient else program.case.state.parameter_dtype
-        read = sum(payload_bytes(program.elements(t), dtype) * t.repeat for t in program.unique_parameters if t.trainable)
+        read = sum(
+            payload_bytes(program.elements(t), dtype) * t.repeat for t in program.unique_parameters if t.trainable
+        )
         sums["optimizer"] = 2 * (kept + updated) + read
     return sums
 

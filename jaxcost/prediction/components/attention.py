@@ -50,7 +50,7 @@ def project(b: Builder, scope: str, spec: str, x: str, weight_axes: str, bias_ax
 
 
 def rotary(b: Builder, scope: str, x: str, leaf: str, rows: str, spec: Rotary) -> str:
-    """Turn pairs of coordinates: four multiplies and two adds a pair; backward turns them back. The tables are not counted."""
+    """Turn pairs of coordinates: four multiplies and two adds a pair, backward as well. Tables are not counted."""
     out = b.tensor(f"{scope}/{leaf}", f"{rows} e")
     pairs = spec.dimensions // 2
     counts = (Count("multiply", 4 * pairs, rows), Count("add", 2 * pairs, rows))
@@ -76,18 +76,23 @@ def pairwise(b: Builder, scope: str, q: str, k: str, v: str) -> str:
     role = "onchip" if blockwise else "activation"
     scores = b.contract(f"{scope}/scores", "b s k g e, b t k e -> b k g s t", q, k, stored, role)
     probabilities = b.tensor(f"{scope}/softmax/out", PAIRS, stored, role)
-    outputs, needs = (probabilities,), (probabilities,)
+    outputs: tuple[str, ...] = (probabilities,)
     forward: tuple[Count, ...] = (
-        Count("multiply", 1, PAIRS), Count("compare", 1, PAIRS), Count("select", 1, PAIRS),
-        Count("max", 1, PAIRS), Count("add", 2, PAIRS), Count("exp", 1, PAIRS), Count("divide", 1, PAIRS),
-    )  # fmt: skip
+        Count("multiply", 1, PAIRS),
+        Count("compare", 1, PAIRS),
+        Count("select", 1, PAIRS),
+        Count("max", 1, PAIRS),
+        Count("add", 2, PAIRS),
+        Count("exp", 1, PAIRS),
+        Count("divide", 1, PAIRS),
+    )
     # dz = p * (dp - sum(dp * p)), then the mask's choice and the scale
     backward = (Count("multiply", 3, PAIRS), Count("add", 2, PAIRS), Count("select", 1, PAIRS))
     if blockwise:
         statistics = b.tensor(f"{scope}/softmax/row_statistics", ROWS, "fp32", "statistic")
-        outputs, needs = (probabilities, statistics), (probabilities, statistics)
+        outputs = (probabilities, statistics)
         forward = forward + _online(b)
-    b.primitive("softmax", f"{scope}/softmax", (scores,), outputs, forward, backward, needs=needs)
+    b.primitive("softmax", f"{scope}/softmax", (scores,), outputs, forward, backward, needs=outputs)
     kept = dropout(b, f"{scope}/softmax", probabilities, b.case.architecture.dropout.attention, PAIRS, role)
     spec = "b k g s t, b t k e -> b s k g e"
     context = b.contract(f"{scope}/values", spec, kept, v)
@@ -101,6 +106,11 @@ def _online(b: Builder) -> tuple[Count, ...]:
     visible = b.case.workload.visible_tokens
     blocks = visible // b.case.workload.block_for(visible)
     return (
-        Count("max", blocks, ROWS), Count("add", blocks, ROWS), Count("exp", blocks, ROWS), Count("multiply", blocks, ROWS),
-        Count("multiply", blocks, f"{ROWS} e"), Count("log", 1, ROWS), Count("add", 1, ROWS),
-    )  # fmt: skip
+        Count("max", blocks, ROWS),
+        Count("add", blocks, ROWS),
+        Count("exp", blocks, ROWS),
+        Count("multiply", blocks, ROWS),
+        Count("multiply", blocks, f"{ROWS} e"),
+        Count("log", 1, ROWS),
+        Count("add", 1, ROWS),
+    )

@@ -1,4 +1,4 @@
-"""Dropout: a random number per element, a comparison, a choice, a scaling. The mask, one byte each, is what backward needs."""
+"""Dropout: per element a random number, a comparison, a choice, a scaling. Backward needs the mask, one byte each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from jaxcost.prediction.builder import Builder
 
 
-def dropout(b: Builder, scope: str, x: str, rate: float, axes: str, role: str = "activation", leaf: str = "dropout") -> str:
+def dropout(
+    b: Builder, scope: str, x: str, rate: float, axes: str, role: str = "activation", leaf: str = "dropout"
+) -> str:
     """Append dropout on x where the workload asks for it and the rate is not zero; return the output."""
     if not b.case.workload.dropout or rate == 0:
         return x

@@ -1,4 +1,4 @@
-"""Logits: the requested rows times the vocabulary. A tied head uses the embedding's storage and costs the same FLOPs."""
+"""Logits: the requested rows times the vocabulary. A tied head uses the embedding's storage at the same FLOPs."""
 
 from __future__ import annotations
 

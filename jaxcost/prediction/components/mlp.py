@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxcost.prediction.builder import Builder
 
 WIDE = "b s f"
-# Forward and backward counts of one activation per element. silu(x) = x / (1 + exp(-x)); gelu by erf; gelu_tanh as in GPT-2.
+# Forward and backward counts per element. silu(x) = x / (1 + exp(-x)); gelu by erf; gelu_tanh as in GPT-2.
 ACTIVATIONS: dict[str, tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]] = {
     "silu": ((("exp", 1), ("add", 1), ("divide", 1)), (("exp", 1), ("add", 3), ("divide", 1), ("multiply", 3))),
     "gelu": ((("erf", 1), ("add", 1), ("multiply", 3)), (("erf", 1), ("exp", 1), ("add", 2), ("multiply", 6))),
@@ -35,7 +35,15 @@ def mlp(b: Builder, spec: Mlp, x: str) -> str:
         backward = (*backward, *forward[:-1], Count("multiply", 2, WIDE))
     inputs.append(project(b, f"{scope}/up", "b s d, d f -> b s f", x, "d f", wide))
     mixed = b.tensor(f"{scope}/activation/out", WIDE)
-    b.primitive(f"{spec.form}_{spec.activation}", f"{scope}/activation", tuple(inputs), (mixed,), forward, backward, needs=tuple(inputs))
+    b.primitive(
+        f"{spec.form}_{spec.activation}",
+        f"{scope}/activation",
+        tuple(inputs),
+        (mixed,),
+        forward,
+        backward,
+        needs=tuple(inputs),
+    )
     out = project(b, f"{scope}/down", "b s f, f d -> b s d", mixed, "f d", narrow)
     return dropout(b, scope, out, b.case.architecture.dropout.residual, "b s d", leaf="out_dropout")
 

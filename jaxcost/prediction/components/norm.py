@@ -17,23 +17,38 @@ if TYPE_CHECKING:
 FULL, ROWS = "b s d", "b s"
 STATISTICS = {
     # mean of squares, epsilon, reciprocal root
-    "rms": (Count("multiply", 1, FULL), Count("add", 1, FULL), Count("divide", 1, ROWS), Count("add", 1, ROWS), Count("rsqrt", 1, ROWS)),
+    "rms": (
+        Count("multiply", 1, FULL),
+        Count("add", 1, FULL),
+        Count("divide", 1, ROWS),
+        Count("add", 1, ROWS),
+        Count("rsqrt", 1, ROWS),
+    ),
     # mean, centred values, mean of squares, epsilon, reciprocal root
     "layer": (
-        Count("add", 3, FULL), Count("multiply", 1, FULL), Count("divide", 2, ROWS), Count("add", 1, ROWS), Count("rsqrt", 1, ROWS),
+        Count("add", 3, FULL),
+        Count("multiply", 1, FULL),
+        Count("divide", 2, ROWS),
+        Count("add", 1, ROWS),
+        Count("rsqrt", 1, ROWS),
     ),
-}  # fmt: skip
+}
 
 
 def norm(b: Builder, scope: str, spec: Norm, x: str) -> str:
     """Append a norm of x [b, s, d] and return its output in the compute dtype.
 
-    RMS: y = x * r * scale with r = rsqrt(mean(x^2) + epsilon); with g = dy * scale, dx = r * (g - x * r^2 * mean(g * x)).
-    Layer norm is the same on x - mean(x), with mean(g) subtracted as well.
+    RMS: y = x * r * scale with r = rsqrt(mean(x^2) + epsilon); with g = dy * scale, dx = r * (g - x * r^2 * mean(g *
+    x)). Layer norm is the same on x - mean(x), with mean(g) subtracted as well.
     """
     inputs = [x]
-    forward = (*STATISTICS[spec.kind], Count("multiply", 2 if spec.scale else 1, FULL))
-    backward = (*STATISTICS[spec.kind], Count("multiply", 4 if spec.scale else 3, FULL), Count("add", 2, FULL), Count("divide", 1, ROWS))
+    forward: tuple[Count, ...] = (*STATISTICS[spec.kind], Count("multiply", 2 if spec.scale else 1, FULL))
+    backward: tuple[Count, ...] = (
+        *STATISTICS[spec.kind],
+        Count("multiply", 4 if spec.scale else 3, FULL),
+        Count("add", 2, FULL),
+        Count("divide", 1, ROWS),
+    )
     if spec.kind == "layer":
         backward = (*backward, Count("add", 2, FULL), Count("divide", 1, ROWS))
     own: tuple[Count, ...] = ()
