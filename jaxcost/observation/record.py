@@ -27,8 +27,10 @@ from jaxcost.contracts.errors import UnavailableError, reject
 from jaxcost.contracts.record import as_table, parse_json, read_text
 from jaxcost.observation.hlo.schema import message, parse
 from jaxcost.observation.observed import Observed
-from jaxcost.observation.sections import hlo_sections, known_scopes, short_path
+from jaxcost.observation.pool import Pool, Request
+from jaxcost.observation.sections import compiler_section, hlo_sections, known_scopes, short_path
 from jaxcost.observation.targets import parse_target
+from jaxcost.observation.worker import task
 
 SCHEMA = "jaxcost.record.v1"
 LARGEST_MODULE_BYTES = 256 * 2**20  # of an unpacked module; the largest met is 5 MB
@@ -111,8 +113,12 @@ def write_record(
     return path
 
 
-def read_record(path: Path | str) -> Observed:
+def read_record(path: Path | str, *, pool: Pool | None = None) -> Observed:
     """Return the observation of a record; its module is read again, by this version's reader.
+
+    Args:
+        path: the JSON file; its module lies beside it.
+        pool: read in a worker, with its limits of time and memory; None reads here.
 
     Raises:
         UnavailableError: one of the two files is missing.
@@ -120,6 +126,9 @@ def read_record(path: Path | str) -> Observed:
     """
     path = Path(path)
     _must_exist(path)
+    if pool is not None:
+        request = Request("jaxcost.observation.record:read_record_data", {"path": str(path.resolve())}, label=path.name)
+        return Observed.from_dict(pool.value(request))
     content = as_table(parse_json(read_text(path), path.name), path.name)
     if content.get("schema") != SCHEMA:
         raise reject(f"{path.name}.schema", content.get("schema"), f"must be {SCHEMA}", _REMEDY)
@@ -134,10 +143,19 @@ def read_record(path: Path | str) -> Observed:
         rule = "this version declares the case otherwise than the one that recorded it"
         raise reject(f"{path.name}.observed.case_digest", data.get("case_digest"), rule, _REMEDY)
     target = parse_target(_text(data.get("target"), "text"), f"{path.name}.observed.target.text")
-    data["environment"].update(dict.fromkeys(_TIMINGS))
+    environment, compiler = _table(data, "environment"), _raw_numbers(_table(_table(data, "compiler"), "raw"))
     sections = hlo_sections(hlo, target, mesh=case.execution.mesh_sizes, scopes=known_scopes(case))
     sections["hlo"]["unknowns"] = sorted({*sections["hlo"]["unknowns"], *module.get("unknowns", ())})
-    return Observed.from_dict({**data, **sections, "origin": "record"})
+    return Observed.from_dict({
+        **data, **sections, "origin": "record", "environment": {**environment, **dict.fromkeys(_TIMINGS)},
+        "compiler": compiler_section(target.family, compiler, sections),
+    })  # fmt: skip
+
+
+@task
+def read_record_data(payload: Mapping[str, str]) -> dict[str, Any]:
+    """Read the record at `payload["path"]` in a worker."""
+    return read_record(payload["path"]).to_dict()
 
 
 def find_record(directory: Path | str, case_digest: str, target: str) -> Path:
@@ -195,6 +213,24 @@ def _text(table: object, key: str) -> str:
     if not isinstance(value, str):
         raise reject(key, value, "text is expected", _REMEDY)
     return value
+
+
+def _table(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = table.get(key)
+    if not isinstance(value, dict):
+        raise reject(f"observed.{key}", type(value).__name__, "an object is expected", _REMEDY)
+    return value
+
+
+def _raw_numbers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The compiler's numbers as recorded: two tables of numbers, or None with a reason."""
+    for name in ("memory_analysis", "cost_analysis"):
+        table, reason = raw.get(name), raw.get(f"{name}_reason")
+        numbers = isinstance(table, dict) and all(type(value) in (int, float) for value in table.values())
+        if not isinstance(reason, str) or not (numbers or (table is None and reason)):
+            rule = "a table of numbers, or null with a reason beside it"
+            raise reject(f"observed.compiler.raw.{name}", type(table).__name__, rule, _REMEDY)
+    return raw
 
 
 def _digest(content: Mapping[str, Any]) -> str:

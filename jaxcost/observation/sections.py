@@ -1,8 +1,8 @@
 """From what was read to the sections of an observation. Used alike after a compile and on a replay; imports no jax.
 
-`hlo_sections` turns the reading of a module into `hlo`, `memory` and `collectives` (per device). `compiler_section` sets
-the compiler's own numbers beside it and says of each what it means on that backend, since the same field name means
-different things on three backends.
+`hlo_sections` turns the reading of a module into `hlo`, `memory` and `collectives` (per device). `compiler_section`
+sets the compiler's own numbers beside it and says of each what it means on that backend, since the same field name
+means different things on three backends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ AT_PEAK = 30
 # The components of the reference network; `cache` is the write and read of the K/V cache.
 COMPONENTS = (
     "embed", "tokens", "positions", "attn_norm", "attn", "q_proj", "k_proj", "v_proj", "rotary", "cache", "scores",
-    "softmax", "values", "o_proj", "mlp_norm", "mlp", "gate", "up", "activation", "down", "residual", "final_norm", "head",
-    "loss", "optimizer",
+    "softmax", "values", "o_proj", "mlp_norm", "mlp", "gate", "up", "activation", "down", "residual", "final_norm",
+    "head", "loss", "optimizer",
 )  # fmt: skip
 
 
@@ -197,18 +197,18 @@ _MEANINGS: Mapping[str, Mapping[str, tuple[str, str, bool]]] = {
         "": ("arguments of one device, tiles padded", "argument_bytes", False),
     },
     "output_size_in_bytes": {
-        "": ("results of one device, aliased ones included, and 8 bytes per leaf for their table", "output_bytes", False),
-        "tpu": ("results of one device, aliased ones included, tiles padded", "output_bytes", False),
+        "": ("results of one device, aliased ones too, and 8 bytes per leaf for their table", "output_bytes", False),
+        "tpu": ("results of one device, aliased ones too, tiles padded", "output_bytes", False),
     },
     "alias_size_in_bytes": {
         "": ("results that take over the memory of an argument", "alias_bytes", False),
     },
     "temp_size_in_bytes": {
         "": ("temporaries as allocated, gaps included", "temp_bytes", False),
-        "tpu": ("temporaries by a rule that the compiler does not state; not those in device memory", "temp_bytes", True),
+        "tpu": ("temporaries by a rule the compiler does not state; not those in device memory", "temp_bytes", True),
     },
     "peak_memory_in_bytes": {
-        "cuda": ("live peak: arguments, results, constants and the fullest moment of the heap", "live_peak_bytes", False),
+        "cuda": ("live peak: arguments, results, constants, the fullest moment of the heap", "live_peak_bytes", False),
         "cpu": ("arguments, results and constants alone: the runtime drops the heap trace, no temporary is in it",
                 "resident_bytes", True),
         "tpu": ("peak over all memory spaces: on-chip buffers count as if they lay in device memory",
