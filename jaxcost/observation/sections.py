@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from jaxcost.contracts.case import Case
-from jaxcost.observation.hlo import HloReading, Total, read_hlo
+from jaxcost.observation.hlo import Contraction, HloReading, Total, read_hlo
 from jaxcost.observation.targets import Target
 
 AT_PEAK = 30
@@ -86,6 +86,7 @@ def _hlo(reading: HloReading) -> dict[str, Any]:
         "module": reading.module,
         "device_count": reading.device_count,
         "flops": flops,
+        "logical_flops": _logical(found.rows, values),
         "by_phase": {phase: values(total, phase) for phase, total in sorted(found.by_phase.items())},
         "by_scope_phase": places,
         "contractions": rows,
@@ -100,6 +101,18 @@ def _hlo(reading: HloReading) -> dict[str, Any]:
         "unknowns": list(reading.unknowns),
         "reasons": values.reasons,
     }
+
+
+def _logical(rows: Iterable[Contraction], values: Values) -> int | None:
+    """FLOPs without what the compiler padded; None where one contraction's padding cannot be told."""
+    total = 0
+    for row in rows:
+        times = row.executions.value
+        if row.logical_flops is None or times is None:
+            values.reasons["logical_flops"] = f"the padding of {row.name} cannot be told"
+            return None
+        total += row.logical_flops * times
+    return total
 
 
 def _unattributed(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
