@@ -1,8 +1,8 @@
 """Where manifests come from: `models/` by name, a path, and the importers of released configurations.
 
-    load("llama-3.1-8b")        a catalogue name, its Hugging Face id, a manifest, a config.json or a folder that holds one
-    load_case_file("case.toml") a model, the options of a case, and what is supplied or expected with it
-    from_huggingface(config)    a parsed config.json of a model type that is understood
+load("llama-3.1-8b")        a catalogue name, its Hugging Face id, a manifest, a config.json or a folder that holds one
+load_case_file("case.toml") a model, the options of a case, and what is supplied or expected with it
+from_huggingface(config)    a parsed config.json of a model type that is understood
 """
 
 from __future__ import annotations

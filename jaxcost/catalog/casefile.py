@@ -51,7 +51,9 @@ def load_case_file(path: Path) -> CaseFile:
     where = path.name
     data = as_table(parse_file(path), where)
     problems = [
-        Problem(f"{where}.{key}", data[key], "not a key of a case file", f"the keys are {', '.join(_TABLES + OPTION_NAMES)}")
+        Problem(
+            f"{where}.{key}", data[key], "not a key of a case file", f"the keys are {', '.join(_TABLES + OPTION_NAMES)}"
+        )
         for key in data
         if key not in _TABLES and key not in OPTION_NAMES
     ]
@@ -60,7 +62,9 @@ def load_case_file(path: Path) -> CaseFile:
         problems.append(Problem(f"{where}.model", data["model"], rule, "keep one of the two"))
     frozen = data.get("frozen", [])
     if not isinstance(frozen, list) or not all(isinstance(scope, str) and scope for scope in frozen):
-        problems.append(Problem(f"{where}.frozen", frozen, "must be a list of component scopes", 'write frozen = ["embed"]'))
+        problems.append(
+            Problem(f"{where}.frozen", frozen, "must be a list of component scopes", 'write frozen = ["embed"]')
+        )
     manifest = None
     try:
         manifest = _manifest(data, path)
@@ -80,7 +84,9 @@ def _manifest(data: Mapping[str, Any], path: Path) -> Manifest | None:
     if "model" not in data:
         if own:
             names = " and ".join(own)
-            raise reject(f"{path.name}.model", None, f"{names} belong to a model, and none is named", 'add model = "NAME"')
+            raise reject(
+                f"{path.name}.model", None, f"{names} belong to a model, and none is named", 'add model = "NAME"'
+            )
         return None
     named = data["model"]
     if not isinstance(named, str):

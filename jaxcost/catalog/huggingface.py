@@ -52,7 +52,12 @@ class _Keys:
         if value is None and null is not None:
             return null
         if isinstance(value, bool) or not isinstance(value, int):
-            self.problem(key, value, "must be an exact integer", "write a whole number without a decimal point, quotes or true/false")
+            self.problem(
+                key,
+                value,
+                "must be an exact integer",
+                "write a whole number without a decimal point, quotes or true/false",
+            )
             return 1
         if not 0 < value <= LARGEST_SIZE:
             self.problem(key, value, f"must lie between 1 and {LARGEST_SIZE}", "copy the size from the released config")
@@ -83,7 +88,9 @@ class _Keys:
         value = self._get(key, default)
         if isinstance(value, str) and value in ACTIVATIONS:
             return ACTIVATIONS[value]
-        self.problem(key, value, "not an activation that is understood", f"the activations are {', '.join(ACTIVATIONS)}")
+        self.problem(
+            key, value, "not an activation that is understood", f"the activations are {', '.join(ACTIVATIONS)}"
+        )
         return "silu"
 
     def only(self, key: str, allowed: tuple[object, ...], why: str) -> None:
@@ -110,7 +117,9 @@ def from_huggingface(config: object, name: str = "unnamed", source: str = "", wh
     try:
         json.dumps(data)
     except (TypeError, ValueError, RecursionError) as error:
-        raise reject(where or "config", type(error).__name__, "not plain JSON data", "pass a parsed config.json") from None
+        raise reject(
+            where or "config", type(error).__name__, "not plain JSON data", "pass a parsed config.json"
+        ) from None
     kind = data.get("model_type", _ABSENT)
     if not isinstance(kind, str) or kind not in _IMPORTERS:
         rule = "missing" if kind is _ABSENT else "not a model type that can be imported"
@@ -119,14 +128,26 @@ def from_huggingface(config: object, name: str = "unnamed", source: str = "", wh
     keys = _Keys(data, where)
     keys.read.add("model_type")
     record, known_class = _IMPORTERS[kind](keys)
-    keys.only("architectures", (None, [known_class]), "another class has other parameters (a different head, for example)")
+    keys.only(
+        "architectures", (None, [known_class]), "another class has other parameters (a different head, for example)"
+    )
     for key in data:
         if key in keys.read:
             continue
         if not isinstance(key, str) or key not in INERT:
-            keys.problem(str(key), data[key], f"a key that model type {kind} does not define", "remove it if it has no effect, or write a manifest")
+            keys.problem(
+                str(key),
+                data[key],
+                f"a key that model type {kind} does not define",
+                "remove it if it has no effect, or write a manifest",
+            )
         elif not is_inert(key, data[key]):
-            keys.problem(key, data[key], f"changes the graph ({INERT[key].reason})", "such a model cannot be imported yet; write a manifest")
+            keys.problem(
+                key,
+                data[key],
+                f"changes the graph ({INERT[key].reason})",
+                "such a model cannot be imported yet; write a manifest",
+            )
     if keys.problems:
         raise RejectedError(keys.problems)
     return Architecture.from_data({"name": name, "family": kind, "source": source, **record}, where)
@@ -150,7 +171,9 @@ def _rotary(keys: _Keys, dimensions: int) -> dict[str, Any]:
     theta = keys.number("rope_theta", 10000.0)
     tables = [key for key in ("rope_scaling", "rope_parameters") if keys._get(key, None) is not None]
     if len(tables) == 2:
-        keys.problem("rope_parameters", keys.data["rope_parameters"], "given together with rope_scaling", "keep one of the two")
+        keys.problem(
+            "rope_parameters", keys.data["rope_parameters"], "given together with rope_scaling", "keep one of the two"
+        )
     scaling = None
     for key in tables:
         table = keys.data[key]
@@ -163,7 +186,9 @@ def _rotary(keys: _Keys, dimensions: int) -> dict[str, Any]:
             theta = inner.number("rope_theta", theta)
         for extra in table:
             if extra not in inner.read:
-                inner.problem(str(extra), table[extra], "not a key that is understood", "remove it, or write a manifest")
+                inner.problem(
+                    str(extra), table[extra], "not a key that is understood", "remove it, or write a manifest"
+                )
         keys.problems += inner.problems
     if dimensions % 2 and not keys.problems:  # a bad size was replaced by 1
         keys.problem("head_dim", dimensions, "rotary positions turn pairs of coordinates", "use an even head_dim")
@@ -176,12 +201,18 @@ def _scaling(inner: _Keys) -> dict[str, Any] | None:
     kinds = [inner.data[key] for key in names]
     if not kinds or any(kind != kinds[0] for kind in kinds) or kinds[0] not in ("default", "llama3"):
         rule = "not a rotary scaling that is understood"
-        inner.problem("rope_type", kinds[0] if kinds else None, rule, "default and llama3 are; for another write a manifest")
+        inner.problem(
+            "rope_type", kinds[0] if kinds else None, rule, "default and llama3 are; for another write a manifest"
+        )
         inner.read.update(inner.data)
         return None
     if kinds[0] == "default":
         return None
-    renamed = {"factor": "factor", "low_freq_factor": "low_frequency_factor", "high_freq_factor": "high_frequency_factor"}
+    renamed = {
+        "factor": "factor",
+        "low_freq_factor": "low_frequency_factor",
+        "high_freq_factor": "high_frequency_factor",
+    }
     for key in (*renamed, "original_max_position_embeddings"):
         if key not in inner.data:
             inner.problem(key, None, "llama3 scaling needs it", "copy it from the released config")
@@ -195,7 +226,9 @@ def _layers(repeat: int, attention: dict[str, Any], mlp: dict[str, Any], norm: d
     return [{"repeat": repeat, "layer": layer}]
 
 
-def _decoder(keys: _Keys, defaults: Mapping[str, Any], head_dim: int | None, biases: tuple[bool, bool], mlp_bias: bool) -> dict[str, Any]:
+def _decoder(
+    keys: _Keys, defaults: Mapping[str, Any], head_dim: int | None, biases: tuple[bool, bool], mlp_bias: bool
+) -> dict[str, Any]:
     """What llama and qwen2 share: RMSNorm, rotary positions, a gated MLP. `biases` are those of q, k, v and of o."""
     hidden = keys.size("hidden_size", 4096)
     heads = keys.size("num_attention_heads", 32)
@@ -260,7 +293,9 @@ def _layer_types(keys: _Keys) -> None:
         return
     layers = keys.size("num_hidden_layers", 32)
     if not isinstance(types, list) or any(kind != "full_attention" for kind in types):
-        keys.problem("layer_types", types, "only full_attention layers are understood", "write a manifest for other kinds")
+        keys.problem(
+            "layer_types", types, "only full_attention layers are understood", "write a manifest for other kinds"
+        )
     elif len(types) != layers:
         keys.problem("layer_types", len(types), f"one kind per layer ({layers})", "copy both from the released config")
 
@@ -278,12 +313,18 @@ def _gpt2(keys: _Keys) -> tuple[dict[str, Any], str]:
         if alias in keys.data:
             keys.read.add(alias)
             if key in keys.data and keys.data[key] != keys.data[alias]:
-                keys.problem(alias, keys.data[alias], f"another name of {key}, which has another value", "keep one of the two")
+                keys.problem(
+                    alias, keys.data[alias], f"another name of {key}, which has another value", "keep one of the two"
+                )
     renamed = {_GPT2_ALIASES.get(key, key): value for key, value in keys.data.items() if key in _GPT2_ALIASES}
     keys.data = {**keys.data, **renamed}
     hidden, heads = keys.size("n_embd", 768), keys.size("n_head", 12)
     head_dim = _head_dim(keys, hidden, heads, "n_embd", "n_head")
-    for key, allowed in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False), ("reorder_and_upcast_attn", False)):
+    for key, allowed in (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("reorder_and_upcast_attn", False),
+    ):
         keys.only(key, (allowed,), "changes how scores are computed")
     norm = {"kind": "layer", "epsilon": keys.number("layer_norm_epsilon", 1e-5), "scale": True, "bias": True}
     if norm["epsilon"] == 0:
@@ -312,4 +353,8 @@ def _gpt2(keys: _Keys) -> tuple[dict[str, Any], str]:
     return record, "GPT2LMHeadModel"
 
 
-_IMPORTERS: Mapping[str, Callable[[_Keys], tuple[dict[str, Any], str]]] = {"llama": _llama, "qwen2": _qwen2, "gpt2": _gpt2}
+_IMPORTERS: Mapping[str, Callable[[_Keys], tuple[dict[str, Any], str]]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "gpt2": _gpt2,
+}

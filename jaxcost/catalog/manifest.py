@@ -56,12 +56,16 @@ def load(model: str | os.PathLike[str], folder: Path | None = None) -> Manifest:
     if kind == "directory":
         config = path / "config.json"
         if _kind(config) != "file":
-            raise reject("model", text, "the folder holds no config.json", "name a manifest, or a folder with a config.json")
+            raise reject(
+                "model", text, "the folder holds no config.json", "name a manifest, or a folder with a config.json"
+            )
         return _from_file(config, name=path.resolve().name)
     if kind == "file":
         return _from_file(path, name=path.stem)
     if kind == "other":
-        raise reject("model", text, "neither a regular file nor a folder", "name a manifest (.toml, .json) or a config.json")
+        raise reject(
+            "model", text, "neither a regular file nor a folder", "name a manifest (.toml, .json) or a config.json"
+        )
     if not isinstance(model, str) or _looks_like_path(text):
         raise reject("model", text, "no such file", f"check the path{_near(Path(text).stem)}")
     remedy = f"run `jaxcost models` for the catalogue, or name a file{_near(text)}"
@@ -121,13 +125,19 @@ def _expected_problems(data: object, where: str) -> Iterable[Problem]:
     if data is None:
         return
     if not isinstance(data, dict):
-        yield Problem(where, data, "a table from ledger path to integer", 'write [expected] and "parameters.unique" = 1256')
+        yield Problem(
+            where, data, "a table from ledger path to integer", 'write [expected] and "parameters.unique" = 1256'
+        )
         return
     for path, value in data.items():
         if isinstance(value, dict):
-            yield Problem(f"{where}.{path}", value, "a path is one key", f'quote it: "{path}.{next(iter(value), "total")}"')
+            yield Problem(
+                f"{where}.{path}", value, "a path is one key", f'quote it: "{path}.{next(iter(value), "total")}"'
+            )
         elif not isinstance(value, int) or isinstance(value, bool):
-            yield Problem(f"{where}.{path}", value, "must be an exact integer", "write a whole number without a decimal point")
+            yield Problem(
+                f"{where}.{path}", value, "must be an exact integer", "write a whole number without a decimal point"
+            )
 
 
 def _unprintable(node: Any, where: str) -> Iterable[Problem]:
@@ -139,9 +149,13 @@ def _unprintable(node: Any, where: str) -> Iterable[Problem]:
             try:
                 item.encode()
             except UnicodeEncodeError:
-                yield Problem(path, ascii(item), "not valid Unicode text (a lone surrogate)", "write the character itself")
+                yield Problem(
+                    path, ascii(item), "not valid Unicode text (a lone surrogate)", "write the character itself"
+                )
         elif isinstance(item, dict):
-            pending += [(f"{path}.{ascii(key)[1:-1]}", part) for key, value in item.items() for part in (str(key), value)]
+            pending += [
+                (f"{path}.{ascii(key)[1:-1]}", part) for key, value in item.items() for part in (str(key), value)
+            ]
         elif isinstance(item, list):
             pending += [(f"{path}.{index}", value) for index, value in enumerate(item)]
 

@@ -39,7 +39,11 @@ def test_a_path_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 def test_inline_architecture_in_json(tmp_path: Path) -> None:
     import json
 
-    data = {"architecture": load("toy-tied").architecture.to_data(), "phase": "decode", "expected": {"parameters.unique": 1}}
+    data = {
+        "architecture": load("toy-tied").architecture.to_data(),
+        "phase": "decode",
+        "expected": {"parameters.unique": 1},
+    }
     file = load_case_file(write(tmp_path, json.dumps(data), "case.json"))
     assert file.manifest is not None and file.manifest.origin == "case_file"
     assert file.manifest.expected == {"parameters.unique": 1}

@@ -165,7 +165,9 @@ def test_refused_by_name(config: dict[str, Any], change: dict[str, Any], path: s
 
 
 def test_all_problems_of_a_config_come_together() -> None:
-    found = refused(LLAMA | {"hidden_size": "x", "vocab_size": 0, "num_experts": 8, "rope_scaling": {"rope_type": "yarn"}})
+    found = refused(
+        LLAMA | {"hidden_size": "x", "vocab_size": 0, "num_experts": 8, "rope_scaling": {"rope_type": "yarn"}}
+    )
     assert {"hidden_size", "vocab_size", "num_experts", "rope_scaling.rope_type"} <= set(found)
 
 

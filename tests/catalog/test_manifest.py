@@ -100,11 +100,21 @@ def test_the_supplied_events_have_the_totals_they_are_written_for() -> None:
 
 def test_problems_of_all_parts_come_together() -> None:
     data = load("toy-tied").architecture.to_data()
-    data |= {"hidden_size": True, "colour": 1, "liveness": {"objects": [{"name": "a"}]}, "expected": {"parameters.unique": 1.0}}
+    data |= {
+        "hidden_size": True,
+        "colour": 1,
+        "liveness": {"objects": [{"name": "a"}]},
+        "expected": {"parameters.unique": 1.0},
+    }
     with pytest.raises(RejectedError) as caught:
         manifest_from_data(data, "m.toml", None, "manifest")
     paths = {problem.path for problem in caught.value.problems}
-    assert {"m.toml.hidden_size", "m.toml.colour", "m.toml.liveness.objects.0.bytes", "m.toml.expected.parameters.unique"} <= paths
+    assert {
+        "m.toml.hidden_size",
+        "m.toml.colour",
+        "m.toml.liveness.objects.0.bytes",
+        "m.toml.expected.parameters.unique",
+    } <= paths
 
 
 def test_name_source_and_notes_lie_outside_the_digest() -> None:

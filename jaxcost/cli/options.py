@@ -1,0 +1,166 @@
+"""Options that several commands share. Values are passed on as given: the records decide, and all problems come together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from jaxcost.catalog import Manifest, load, load_case_file
+from jaxcost.contracts.case import Case, build_case
+from jaxcost.contracts.errors import Problem, RejectedError, reject
+from jaxcost.contracts.execution import MESH_AXES, REMATS
+from jaxcost.contracts.state import OPTIMIZERS, PRECISIONS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Whole(click.ParamType[Any]):
+    """A whole number; other text stays text, for the record to reject beside whatever else is wrong."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the integer that `value` spells, else `value`."""
+        return int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,40}", value) else value
+
+
+WHOLE = _Whole()
+
+# flag, the option it sets, type, metavar, help
+_CASE: tuple[tuple[str, str, Any, str, str], ...] = (
+    ("--phase", "phase", str, "training|prefill|decode", "What one step does."),
+    ("--batch", "batch", WHOLE, "N", "Global sequences per step."),
+    ("--seq", "seq", WHOLE, "N", "New tokens per sequence (decode: 1)."),
+    ("--past", "past", WHOLE, "N", "Cached tokens; --past 32767 makes 32,768 visible."),
+    ("--logits", "logits", WHOLE, "all|final|N", "Rows projected onto the vocabulary, per sequence."),
+    ("--accumulate", "accumulate", WHOLE, "N", "Microbatches per step."),
+    ("--precision", "precision", str, "NAME", f"{', '.join(PRECISIONS)}."),
+    ("--optimizer", "optimizer", str, "NAME", f"{', '.join(OPTIMIZERS)}."),
+    ("--remat", "remat", str, "NAME", f"What is recomputed: {', '.join(REMATS)}."),
+    ("--attention", "attention", str, "PLAN", "materialised, blockwise, cudnn or splash."),
+    ("--attention-block", "attention_block", WHOLE, "N", "Rows per block of the blockwise schedule."),
+    ("--layers", "layers", str, "scan|unrolled", "How the stack is executed."),
+    ("--mesh", "mesh", str, "AXIS=N,...", f"Mesh axes in order: {', '.join(MESH_AXES)}."),
+    ("--zero", "zero", WHOLE, "0|1|2|3", "ZeRO stage over the data axis."),
+    ("--sharding", "sharding", str, "explicit|auto", "Declared collectives, or the partitioner's."),
+    ("--vocabulary-multiple", "vocabulary_multiple", WHOLE, "N", "Pad the vocabulary rows to a multiple."),
+    ("--pairs", "pairs", str, "rectangular|legal", "Which (query, key) pairs are counted."),
+)
+
+
+def case_options(command: F) -> F:
+    """Add the options of a case, --case among them."""
+    decorators = [
+        click.option(flag, f"case_{name}", type=kind, metavar=metavar, default=None, help=text)
+        for flag, name, kind, metavar, text in _CASE
+    ]
+    decorators += [
+        click.option("--dropout", "case_dropout", is_flag=True, default=None, help="Apply the model's dropout rates."),
+        click.option("--freeze", "case_frozen", multiple=True, metavar="SCOPE", help="A component that is not trained; may be repeated."),
+        click.option("--case", "case_file", type=click.Path(path_type=Path), default=None, metavar="FILE",
+                     help="A case file (.toml, .json); flags override it."),
+    ]  # fmt: skip
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+def output_options(html: bool = False) -> Callable[[F], F]:
+    """Add --json and --quiet, and --html where there is something to look at."""
+
+    def add(command: F) -> F:
+        command = click.option("--quiet", is_flag=True, help="No progress and no tables; the exit code answers.")(
+            command
+        )
+        if html:
+            command = click.option(
+                "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a self-contained page."
+            )(command)
+        return click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")(command)
+
+    return add
+
+
+def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the case options that flags gave, by their names in `OPTION_NAMES`.
+
+    Raises:
+        RejectedError: the text of --mesh is not a list of axes.
+    """
+    options = {
+        name.removeprefix("case_"): value
+        for name, value in parameters.items()
+        if name.startswith("case_") and name != "case_file" and value is not None and value != ()
+    }
+    if "frozen" in options:
+        options["frozen"] = list(options["frozen"])
+    if "mesh" in options:
+        options["mesh"] = parse_mesh(options["mesh"])
+    return options
+
+
+def parse_mesh(text: str) -> list[dict[str, Any]]:
+    """Return the axes of `fsdp=4,tensor=2`, in order; an empty text is one device.
+
+    Raises:
+        RejectedError: with a problem for every part that is not AXIS=N.
+    """
+    axes, problems = [], []
+    for part in text.split(",") if text.strip() else ():
+        match = re.fullmatch(r"\s*([a-z_]+)\s*=\s*(-?[0-9]{1,18})\s*", part)
+        if match:
+            axes.append({"name": match[1], "size": int(match[2])})
+        else:
+            problems.append(
+                Problem("--mesh", part, "not of the form AXIS=N", "write for example --mesh fsdp=4,tensor=2")
+            )
+    if problems:
+        raise RejectedError(problems)
+    return axes
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The case a command was asked for, with the manifest it is about."""
+
+    manifest: Manifest
+    case: Case
+
+
+def choose(model: str | None, parameters: Mapping[str, Any]) -> Chosen:
+    """Build the case of MODEL, a case file and flags; flags override the file.
+
+    Raises:
+        RejectedError: with every problem of the three together, as far as they can be told apart.
+    """
+    problems: list[Problem] = []
+    options: dict[str, Any] = {}
+    manifest: Manifest | None = None
+    try:
+        if parameters["case_file"] is not None:
+            file = load_case_file(parameters["case_file"])
+            manifest, options = file.manifest, dict(file.options)
+    except RejectedError as error:
+        problems.extend(error.problems)
+    try:
+        options.update(given(parameters))
+    except RejectedError as error:
+        problems.extend(error.problems)
+    try:
+        if model is not None:
+            manifest = load(model)
+    except RejectedError as error:
+        problems.extend(error.problems)
+    if problems:
+        raise RejectedError(problems)
+    if manifest is None:
+        raise reject(
+            "MODEL", None, "no model is named", "give a MODEL (see `jaxcost models`), or --case FILE with model = NAME"
+        )
+    liveness = manifest.liveness.to_data() if manifest.liveness else None
+    return Chosen(manifest, build_case(manifest.architecture, options, liveness, manifest.expected))

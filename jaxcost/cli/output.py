@@ -1,0 +1,75 @@
+"""How a command writes: a JSON document, a table, or a file that is either whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+import jaxcost
+from jaxcost.contracts.errors import reject
+
+
+def document(schema: str, **body: Any) -> dict[str, Any]:
+    """Return a document with its schema and the version of this package first."""
+    return {"schema": schema, "jaxcost": jaxcost.__version__, **body}
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Print one JSON document, indented for a reader, on one line into a pipe (json's fast path); NaN would be a bug."""
+    import json
+
+    sys.stdout.write(json.dumps(data, indent=2 if sys.stdout.isatty() else None, allow_nan=False) + "\n")
+
+
+def progress(message: str) -> None:
+    """Say something on standard error."""
+    click.echo(message, err=True)
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Refuse a file that cannot be written before any work is done.
+
+    Raises:
+        RejectedError: the folder does not exist or cannot be written to, or the path is a folder.
+    """
+    if path is None:
+        return
+    folder = path.parent
+    if path.is_dir():
+        raise reject(option, str(path), "is a folder", "name a file")
+    if not folder.is_dir():
+        raise reject(option, str(path), "the folder does not exist", f"create {folder}, or write elsewhere")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise reject(option, str(path), "cannot be written", "write to a file and a folder of your own")
+
+
+def write_file(path: Path, text: str, option: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        RejectedError: the file cannot be written.
+    """
+    check_writable(path, option)
+    if path.exists() and not path.is_file():  # a device or a pipe is written as it is
+        path.write_text(text, encoding="utf-8")
+        return
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise reject(option, str(path), f"cannot be written ({error.strerror})", "write elsewhere") from None

@@ -1,0 +1,114 @@
+"""`verify`: predict, observe, reconcile."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jaxcost.cli.options import WHOLE, case_options, given, output_options
+from jaxcost.cli.output import check_writable, document, print_json, progress, write_file
+from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError
+from jaxcost.verify.request import VerifyRequest
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("verify")
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@case_options
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="T",
+    help="Compile for this target; may be repeated (see `jaxcost targets`).",
+)
+@click.option("--suite", metavar="NAME|FILE", help="A suite of cases.")
+@click.option("--fuzz", type=WHOLE, metavar="N", help="N random cases.")
+@click.option("--seed", type=WHOLE, default=0, metavar="S", help="The seed of --fuzz.  [default: 0]")
+@click.option(
+    "--observation", type=_FILE, metavar="FILE", help="Reconcile with a supplied bundle instead of compiling."
+)
+@click.option("--record", type=_FILE, metavar="DIR", help="Keep what the compilers said.")
+@click.option("--replay", type=_FILE, metavar="DIR", help="Use recorded evidence instead of compiling.")
+@click.option("--failures", is_flag=True, help="Run the failure rows: each fault, its symptom, its check.")
+@click.option("--explain", metavar="ROW", help="One row in full: counter[:scope][:phase].")
+@click.option("--strict", is_flag=True, help="Exit code 1 for unmeasured rows and targets too.")
+@click.option("--fail-on-mismatch", is_flag=True, help="The default; accepted for scripts.")
+@output_options(html=True)
+def verify(models: tuple[str, ...], html: Path | None, as_json: bool, quiet: bool, **parameters: Any) -> int:
+    """Predict, observe, reconcile. With no argument: the default suite on every target available.
+
+    Exit code 0 when nothing compared is open; 1 when something is open, refused by the compiler or infeasible.
+
+    \b
+    Examples:
+        jaxcost verify
+        jaxcost verify toy-tied --phase prefill --seq 4 --target cpu:1
+        jaxcost verify llama-3.1-8b --phase training --batch 16 --seq 4096 --mesh fsdp=8 --target h100:8
+        jaxcost verify --fuzz 200 --seed 1 --target cpu:1
+    """
+    gc.enable()
+    check_writable(html, "--html")
+    request = _request(models, quiet, parameters)
+    from jaxcost.verify.command import verify as run
+
+    outcome = run(request)
+    data = document("jaxcost.verify.v1", **outcome.to_dict())
+    if html is not None:
+        from jaxcost.report.page import verify_page
+
+        write_file(html, verify_page(data), "--html")
+    if as_json:
+        print_json(data)
+    elif not quiet:
+        from jaxcost.report.tables import show_verify
+
+        show_verify(data)
+    return outcome.exit_code
+
+
+def _request(models: tuple[str, ...], quiet: bool, parameters: dict[str, Any]) -> VerifyRequest:
+    problems: list[Problem] = []
+    options: dict[str, Any] = {}
+    try:
+        options = given(parameters)
+    except RejectedError as error:
+        problems.extend(error.problems)
+    fuzz, seed = parameters["fuzz"], parameters["seed"]
+    if fuzz is not None and (not isinstance(fuzz, int) or not 0 < fuzz <= 10**6):
+        problems.append(
+            Problem("--fuzz", fuzz, "must be a whole number from 1 to 1,000,000", "write for example --fuzz 200")
+        )
+    if not isinstance(seed, int) or not 0 <= seed < 2**64:
+        problems.append(
+            Problem("--seed", seed, "must be a whole number from 0 to 2**64 - 1", "write for example --seed 1")
+        )
+    for one, other in (
+        ("replay", "record"),
+        ("replay", "fuzz"),
+        ("observation", "record"),
+        ("observation", "replay"),
+        ("suite", "fuzz"),
+    ):
+        if parameters[one] is not None and parameters[other] is not None:
+            problems.append(
+                Problem(f"--{one}", str(parameters[one]), f"does not go together with --{other}", "give one of the two")
+            )
+    if problems:
+        raise RejectedError(problems)
+    for name, what in (("observation", "file"), ("replay", "folder or file")):
+        path = parameters[name]
+        if path is not None and not path.exists():
+            raise UnavailableError(str(path), f"the {what} given with --{name} does not exist", "check the path")
+    kept = ("case_file", "targets", "suite", "observation", "record", "replay", "failures", "explain", "strict")
+    return VerifyRequest(
+        models=models, case_options=options, fuzz=fuzz, seed=seed, quiet=quiet,
+        progress=(lambda message: None) if quiet else progress, **{name: parameters[name] for name in kept},
+    )  # fmt: skip
+
+
+COMMANDS = {"verify": verify}

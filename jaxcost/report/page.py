@@ -1,0 +1,167 @@
+"""Results as one HTML page: no script, no font, no address outside the file; bars are inline SVG.
+
+The page is written from the same document that --json prints, and every text of it passes through `html.escape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from jaxcost.report.numbers import about, exact, flat, signed, unit_of
+from jaxcost.report.values import case_values, unknown_reasons
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --bar: #4a7ebb; --good: #2a7d46; --warn: #a06a00; --bad: #b3261e; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; margin: .5rem 0 1rem; }
+th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.case span { display: inline-block; margin-right: 1rem; } .dim { opacity: .7; }
+.exact, .holds, .passed { color: var(--good); } .explained, .bounded { color: var(--bar); }
+.unmeasured, .unavailable { color: var(--warn); } .open, .rejected, .refused, .failed, .broken { color: var(--bad); font-weight: 600; }
+rect { fill: var(--bar); } svg text { fill: currentColor; font-size: 12px; } code { overflow-wrap: anywhere; }
+"""
+_BARS_AT_MOST = 24
+
+
+def estimate_page(data: Mapping[str, Any]) -> str:
+    """Return the page of a `jaxcost.estimate.v1` document."""
+    case = data["case"]
+    parts = [_case(case)]
+    for name, ledger in data["ledgers"].items():
+        reasons = unknown_reasons(ledger)
+        rows = []
+        for total, value in flat({key: value for key, value in ledger["totals"].items() if key != "reason"}):
+            unit = unit_of(name, total)
+            rows.append((_text(total), _number(exact(value)), _number(about(value, unit)), _text(unit)))
+        parts.append(
+            f"<h2>{escape(name.replace('_', ' '))}</h2>"
+            + _table(("total", "exact", "about", "unit"), rows, numbers=(1, 2))
+        )
+        parts += [f"<p>{escape(total)} unknown: {escape(reason)}</p>" for total, reason in reasons.items()]
+        parts.append(_bars(ledger["rows"]))
+    if data.get("expected"):
+        rows = [
+            (_text(e["path"]), _number(exact(e["expected"])), _number(exact(e["predicted"])), _status(e["status"]))
+            for e in data["expected"]
+        ]
+        parts.append("<h2>expected</h2>" + _table(("path", "declared", "predicted", "status"), rows, numbers=(1, 2)))
+    if data.get("assumptions"):
+        items = "".join(f"<li>{escape(str(text))}</li>" for text in data["assumptions"])
+        parts.append(f"<h2>assumptions</h2><ul>{items}</ul>")
+    return _page(f"{case['architecture']['name']}: estimate", data, parts)
+
+
+def verify_page(data: Mapping[str, Any]) -> str:
+    """Return the page of a `jaxcost.verify.v1` document."""
+    parts = []
+    for report in data.get("reports", ()):
+        name = report.get("name") or report["case"].get("architecture", {}).get("name", "")
+        parts.append(f"<h2>{escape(str(name))} on {escape(str(report['target']))}: {_span(report['status'])}</h2>")
+        if {"workload", "execution", "state", "convention"} <= report["case"].keys():
+            parts.append(_case(report["case"]))
+        header = (
+            "counter",
+            "scope",
+            "phase",
+            "unit",
+            "prediction",
+            "observation",
+            "residual",
+            "explanations",
+            "status",
+        )
+        parts.append(_table(header, [_verify_row(row) for row in report["rows"]], numbers=(4, 5, 6)))
+        for finding in report.get("findings", ()):
+            parts.append(f"<p><b>{escape(str(finding['kind']))}</b>: {escape(str(finding['text']))}</p>")
+    if data.get("failures"):
+        rows = [
+            (*(_text(row[key]) for key in ("fault", "symptom", "check")), _status(row["status"]))
+            for row in data["failures"]
+        ]
+        parts.append("<h2>failure rows</h2>" + _table(("fault", "symptom", "check", "status"), rows))
+    if data.get("claims"):
+        rows = [(_text(row["claim"]), _status(row["outcome"])) for row in data["claims"]]
+        parts.append("<h2>claims</h2>" + _table(("claim", "outcome"), rows))
+    return _page("verify", data, parts)
+
+
+def _verify_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = [f"{signed(item['amount'])} {item['reason']} {item['evidence']}" for item in row["explanations"]]
+    notes += [row["reason"]] if row.get("reason") else []
+    status = _text(row["verdict"]) if row.get("verdict") else _status(row["status"])
+    return (
+        *(_text(row[key]) for key in ("counter", "scope", "phase", "unit")),
+        _number(exact(row["prediction"])),
+        _number(exact(row["observation"])),
+        _number(signed(row["residual"])),
+        "<td>" + "<br>".join(escape(note.strip()) for note in notes) + "</td>",
+        status,
+    )
+
+
+def _case(case: Mapping[str, Any]) -> str:
+    shown = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in case_values(case))
+    return f'<p class="case">{shown}</p><p class="dim">case <code>{escape(case["digest"])}</code></p>'
+
+
+def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The largest rows of a ledger, summed by object and phase, as bars of one unit."""
+    units = [row["unit"] for row in rows if isinstance(row["value"], int) and row["value"] > 0]
+    if len(units) < 2:
+        return ""
+    unit = max(sorted(set(units)), key=units.count)
+    sums: dict[str, int] = {}
+    for row in rows:
+        if row["unit"] == unit and isinstance(row["value"], int) and row["value"] > 0:
+            label = " ".join(part for part in (row["scope"] or row["object"], row["phase"]) if part)
+            sums[label] = sums.get(label, 0) + row["value"]
+    largest = sorted(sums.items(), key=lambda item: -item[1])[:_BARS_AT_MOST]
+    top = largest[0][1]
+    lines = []
+    for index, (label, value) in enumerate(largest):
+        y = 20 * index
+        width = max(400 * value // top, 1)
+        lines.append(
+            f'<text x="0" y="{y + 14}">{escape(label)}</text><rect x="300" y="{y + 3}" width="{width}" height="14"/>'
+            f'<text x="{306 + width}" y="{y + 14}">{escape(about(value, unit) or exact(value))}</text>'
+        )
+    height = 20 * len(largest)
+    return f'<svg role="img" aria-label="{escape(unit)} by row" viewBox="0 0 860 {height}" width="860" height="{height}">{"".join(lines)}</svg>'
+
+
+def _table(header: Iterable[str], rows: Iterable[Sequence[str]], numbers: tuple[int, ...] = ()) -> str:
+    head = "".join(
+        f'<th class="n">{name}</th>' if i in numbers else f"<th>{name}</th>" for i, name in enumerate(header)
+    )
+    body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _text(value: Any) -> str:
+    return f"<td>{escape(str(value))}</td>"
+
+
+def _number(text: str) -> str:
+    return f'<td class="n">{escape(text)}</td>'
+
+
+def _span(status: str) -> str:
+    return f'<span class="{escape(status)}">{escape(status)}</span>'
+
+
+def _status(status: str) -> str:
+    return f"<td>{_span(status)}</td>"
+
+
+def _page(title: str, data: Mapping[str, Any], parts: Iterable[str]) -> str:
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n'
+        f"<body><h1>{escape(title)}</h1>\n{body}\n"
+        f'<p class="dim">{escape(str(data["schema"]))}, jaxcost {escape(str(data["jaxcost"]))}</p></body></html>\n'
+    )

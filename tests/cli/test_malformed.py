@@ -1,0 +1,329 @@
+"""Malformed inputs: each ends with exit code 2, a rule and a remedy, no traceback, and nothing written.
+
+The corpus is made here, from good inputs and one fault each. Most run in this process; a few run as a user would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxcost.catalog import load_architecture, manifest_toml
+from jaxcost.cli import main
+
+GOOD = manifest_toml(load_architecture("toy-tied"))
+CASE = ("--phase", "prefill", "--seq", "4")
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 100,
+}  # fmt: skip
+
+
+def swap(old: str, new: str) -> str:
+    """The good manifest with one piece of text replaced."""
+    assert old in GOOD, old
+    return GOOD.replace(old, new, 1)
+
+
+def without(start: str) -> str:
+    """The good manifest without the line that begins with `start`."""
+    lines = GOOD.splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(start)]
+    assert len(kept) < len(lines)
+    return "".join(kept)
+
+
+MANIFESTS: dict[str, str | bytes] = {
+    "empty file": "",
+    "blank file": "\n\n   \n",
+    "truncated": GOOD[: len(GOOD) // 2].rsplit("\n", 1)[0] + "\nhidden",
+    "not toml": "hello, this is not a manifest",
+    "json in a toml file": json.dumps(CONFIG),
+    "not utf-8": GOOD.encode() + b'notes = "\xff\xfe"\n',
+    "utf-16": GOOD.encode("utf-16"),
+    "binary": bytes(range(256)) * 16,
+    "null bytes": "\0" * 64,
+    "null byte in text": GOOD.replace('"toy-tied"', '"toy\0tied"'),
+    "size as float": swap("hidden_size = 8", "hidden_size = 8.0"),
+    "size as text": swap("hidden_size = 8", 'hidden_size = "8"'),
+    "size as boolean": swap("hidden_size = 8", "hidden_size = true"),
+    "size as list": swap("hidden_size = 8", "hidden_size = [8]"),
+    "size as date": swap("hidden_size = 8", "hidden_size = 2024-01-01"),
+    "size negative": swap("hidden_size = 8", "hidden_size = -8"),
+    "size zero": swap("repeat = 2", "repeat = 0"),
+    "size huge": swap("hidden_size = 8", "hidden_size = 1" + "0" * 40),
+    "size of 5,000 digits": swap("hidden_size = 8", "hidden_size = 1" + "0" * 5000),
+    "flag as integer": swap("tied = true", "tied = 1"),
+    "flag as text": swap("tied = true", 'tied = "true"'),
+    "number nan": swap("epsilon = 1e-05", "epsilon = nan"),
+    "number infinite": swap("epsilon = 1e-05", "epsilon = inf"),
+    "number negative": swap("epsilon = 1e-05", "epsilon = -1e-05"),
+    "number zero": swap("epsilon = 1e-05", "epsilon = 0.0"),
+    "key missing": without("hidden_size"),
+    "key unknown": "hiden_size = 8\n" + GOOD,
+    "key twice": GOOD.replace("hidden_size = 8", "hidden_size = 8\nhidden_size = 8"),
+    "table twice": GOOD + "\n[groups.layer]\n",
+    "no groups": GOOD.split("\n[[groups]]")[0],
+    "groups as table": GOOD.replace("[[groups]]", "[groups]"),
+    "groups empty": GOOD.split("\n[[groups]]")[0] + "groups = []\n",
+    "heads do not divide": swap("kv_heads = 2", "kv_heads = 3"),
+    "heads times width differ": swap("head_dim = 2", "head_dim = 4"),
+    "decoupled although equal": swap("decoupled_width = false", "decoupled_width = true"),
+    "rotary wider than a head": swap("dimensions = 2", "dimensions = 4"),
+    "rotary odd": swap("dimensions = 2", "dimensions = 1"),
+    "absent and present": swap('absent = ["adapters", ', 'absent = ["adapters", "rotary_positions", '),
+    "neither absent nor present": swap('absent = ["adapters", ', "absent = ["),
+    "absent twice": swap('absent = ["adapters", ', 'absent = ["adapters", "adapters", '),
+    "absent unknown": swap('absent = ["adapters", ', 'absent = ["adapters", "aerials", '),
+    "bias without scale": swap("scale = true, bias = false", "scale = false, bias = true"),
+    "kind unknown": swap('kind = "rms"', 'kind = "batch"'),
+    "activation unknown": swap('activation = "silu"', 'activation = "mish"'),
+    "rate of one": swap("embedding = 0.0", "embedding = 1.0"),
+    "nested 10,000 deep": GOOD + "\nx = " + "[" * 10_000 + "]" * 10_000 + "\n",
+    "dotted 10,000 deep": ".".join(["a"] * 10_000) + " = 1\n" + GOOD,
+    "inline 10,000 deep": "x = " + "{ a = " * 10_000 + "1" + " }" * 10_000 + "\n",
+    "expected not whole": GOOD + '\n[expected]\n"parameters.unique" = 1128.0\n',
+    "expected boolean": GOOD + '\n[expected]\n"parameters.unique" = true\n',
+    "expected nested": GOOD + "\n[expected]\nparameters.unique = 1128\n",
+    "expected unknown": GOOD + '\n[expected]\n"parameters.unicorn" = 1128\n',
+    "expected as list": "expected = [1]\n" + GOOD,
+    "event ends first": GOOD + '\n[liveness]\nobjects = [{ name = "a", bytes = 1, birth = 2, death = 1 }]\n',
+    "event without bytes": GOOD + '\n[liveness]\nobjects = [{ name = "a", birth = 0, death = 1 }]\n',
+    "events negative": GOOD + '\n[liveness]\nobjects = [{ name = "a", bytes = -1, birth = 0, death = 1 }]\n',
+    "events share a name": GOOD + "\n[liveness]\nobjects = ["
+    + '{ name = "a", bytes = 1, birth = 0, death = 1 }, ' * 2 + "]\n",
+    "no events": GOOD + "\n[liveness]\nobjects = []\n",
+}  # fmt: skip
+
+JSON: dict[str, str | bytes] = {
+    "empty": "",
+    "null": "null",
+    "list": "[]",
+    "number": "3",
+    "text": '"llama"',
+    "empty object": "{}",
+    "truncated": json.dumps(CONFIG)[:-20],
+    "trailing comma": '{"model_type": "llama",}',
+    "two documents": json.dumps(CONFIG) * 2,
+    "key twice": '{"hidden_size": 64, ' + json.dumps(CONFIG)[1:],
+    "nan": json.dumps(CONFIG | {"rms_norm_eps": float("nan")}),
+    "infinity": json.dumps(CONFIG | {"rope_theta": float("inf")}),
+    "number overflows": json.dumps(CONFIG)[:-1] + ', "rope_theta": 1e999}',
+    "integral float": json.dumps(CONFIG | {"hidden_size": 64.0}),
+    "boolean size": json.dumps(CONFIG | {"num_hidden_layers": True}),
+    "null size": json.dumps(CONFIG | {"vocab_size": None}),
+    "5,000 digits": json.dumps(CONFIG)[:-1] + ', "intermediate_size": 1' + "0" * 5000 + "}",
+    "nested 10,000 deep": '{"model_type": "llama", "id2label": ' + "[" * 10_000 + "]" * 10_000 + "}",
+    "lone surrogate": json.dumps(CONFIG | {"_name_or_path": "\ud800"}),
+    "not utf-8": json.dumps(CONFIG).encode() + b"\xff",
+    "byte order mark": b"\xef\xbb\xbf" + json.dumps(CONFIG).encode(),
+    "model type missing": json.dumps({key: value for key, value in CONFIG.items() if key != "model_type"}),
+    "model type without a type": json.dumps({"architectures": ["LlamaForCausalLM"]}),
+    "model type unknown": json.dumps(CONFIG | {"model_type": "perceiver"}),
+    "experts": json.dumps(CONFIG | {"num_experts": 8}),
+    "heads do not divide": json.dumps(CONFIG | {"num_key_value_heads": 3}),
+    "hidden does not divide": json.dumps(CONFIG | {"num_attention_heads": 6}),
+}
+
+CASES: dict[str, str] = {
+    "no phase": "model = 'toy-tied'\nseq = 4\n",
+    "no seq": "model = 'toy-tied'\nphase = 'prefill'\n",
+    "no model": "phase = 'prefill'\nseq = 4\n",
+    "unknown key": "model = 'toy-tied'\nphase = 'prefill'\nseq = 4\nsequence = 4\n",
+    "key twice": "model = 'toy-tied'\nphase = 'prefill'\nphase = 'prefill'\nseq = 4\n",
+    "float seq": "model = 'toy-tied'\nphase = 'prefill'\nseq = 4.0\n",
+    "boolean batch": "model = 'toy-tied'\nphase = 'prefill'\nseq = 4\nbatch = true\n",
+    "text batch": "model = 'toy-tied'\nphase = 'prefill'\nseq = 4\nbatch = '1'\n",
+    "unknown model": "model = 'toytied2'\nphase = 'prefill'\nseq = 4\n",
+    "model not text": "model = 1\nphase = 'prefill'\nseq = 4\n",
+    "mesh not a table": "model = 'toy-tied'\nphase = 'prefill'\nseq = 4\nmesh = 8\n",
+    "mesh axis unknown": "model = 'toy-tied'\nphase = 'prefill'\nseq = 4\nmesh = { expert = 8 }\n",
+    "mesh size negative": "model = 'toy-tied'\nphase = 'prefill'\nseq = 4\nmesh = { fsdp = -8 }\n",
+    "frozen unknown": "model = 'toy-tied'\nphase = 'training'\nseq = 4\nfrozen = ['group7']\n",
+    "frozen a number": "model = 'toy-tied'\nphase = 'training'\nseq = 4\nfrozen = 7\n",
+    "logits nested": "model = 'toy-tied'\nphase = 'prefill'\nseq = 4\nlogits = { rows = 1 }\n",
+    "lengths too few": "model = 'toy-tied'\nphase = 'prefill'\nbatch = 2\nseq = 4\nlengths = [4]\n",
+    "precision a number": "model = 'toy-tied'\nphase = 'prefill'\nseq = 4\nprecision = 16\n",
+    "empty case": "",
+    "not toml": "phase: prefill",
+}
+
+TOY = ("estimate", "toy-tied")
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "no arguments": ("estimate",),
+    "no phase": (*TOY, "--seq", "4"),
+    "no seq": (*TOY, "--phase", "prefill"),
+    "unknown phase": (*TOY, "--phase", "serving", "--seq", "4"),
+    "unknown option": (*TOY, *CASE, "--colour", "red"),
+    "unknown command": ("estimat", "toy-tied"),
+    "option of another issue": ("plan", "run"),
+    "value missing": (*TOY, "--phase"),
+    "too many models": ("estimate", "toy-tied", "gpt2", *CASE),
+    "batch text": (*TOY, *CASE, "--batch", "two"),
+    "batch float": (*TOY, *CASE, "--batch", "2.0"),
+    "batch negative": (*TOY, *CASE, "--batch", "-2"),
+    "batch huge": (*TOY, *CASE, "--batch", "9" * 30),
+    "batch of 5,000 digits": (*TOY, *CASE, "--batch", "9" * 5000),
+    "batch nan": (*TOY, *CASE, "--batch", "nan"),
+    "batch empty": (*TOY, *CASE, "--batch", ""),
+    "past in prefill": (*TOY, *CASE, "--past", "4"),
+    "two new tokens in decode": (*TOY, "--phase", "decode", "--seq", "2"),
+    "optimizer unknown": (*TOY, "--phase", "training", "--seq", "4", "--optimizer", "shampoo"),
+    "precision of inference in training": (*TOY, "--phase", "training", "--seq", "4", "--precision", "bf16_inference"),
+    "mesh text": (*TOY, *CASE, "--mesh", "8"),
+    "mesh twice": (*TOY, *CASE, "--mesh", "fsdp=2,fsdp=2"),
+    "mesh zero": (*TOY, *CASE, "--mesh", "fsdp=0"),
+    "mesh with a hole": (*TOY, *CASE, "--mesh", "fsdp=2,,tensor=2"),
+    "mesh does not divide": (*TOY, *CASE, "--mesh", "tensor=3"),
+    "mesh beyond the batch": (*TOY, *CASE, "--mesh", "data=2"),
+    "zero without data": (*TOY, "--phase", "training", "--seq", "4", "--zero", "3"),
+    "zero unknown": (*TOY, "--phase", "training", "--seq", "4", "--zero", "4"),
+    "accumulate does not divide": (*TOY, "--phase", "training", "--seq", "4", "--batch", "3", "--accumulate", "2"),
+    "logits beyond": (*TOY, *CASE, "--logits", "5"),
+    "logits text": (*TOY, *CASE, "--logits", "most"),
+    "final logits in training": (*TOY, "--phase", "training", "--seq", "4", "--logits", "final"),
+    "dropout in prefill": (*TOY, *CASE, "--dropout"),
+    "freeze unknown": (*TOY, "--phase", "training", "--seq", "4", "--freeze", "attention"),
+    "freeze everything": (
+        *TOY,
+        "--phase",
+        "training",
+        "--seq",
+        "4",
+        *"--freeze embed --freeze group0 --freeze final_norm".split(),
+    ),
+    "positions beyond the table": ("estimate", "gpt2", "--phase", "prefill", "--seq", "1025"),
+    "remat unknown": (*TOY, "--phase", "training", "--seq", "4", "--remat", "most"),
+    "pairs unknown": (*TOY, *CASE, "--pairs", "some"),
+    "case file missing": ("estimate", "--case", "no-such-case.toml"),
+    "case file a folder": ("estimate", "--case", "."),
+    "model a folder": ("estimate", ".", *CASE),
+    "model missing": ("estimate", "missing.toml", *CASE),
+    "model empty": ("estimate", "", *CASE),
+    "model with a null byte": ("estimate", "toy\0tied", *CASE),
+    "model endless": ("estimate", "a" * 5000, *CASE),
+    "model a device": ("estimate", "/dev/zero", *CASE),
+    "html into nowhere": (*TOY, *CASE, "--html", "no/such/folder/page.html"),
+    "html a folder": (*TOY, *CASE, "--html", "."),
+    "import of a name": ("import", "gpt2"),
+    "import into another format": ("import", "config.json", "-o", "out.yaml"),
+    "show without a model": ("show",),
+    "show of nothing": ("show", "none-such"),
+    "fuzz text": ("verify", "--fuzz", "many"),
+    "fuzz negative": ("verify", "--fuzz", "-1"),
+    "seed negative": ("verify", "--fuzz", "1", "--seed", "-1"),
+    "record and replay": ("verify", "--record", "a", "--replay", "b"),
+}
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run in an empty folder, check the manner of the refusal and return its message; `files` are put there first."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, **files: str | bytes) -> str:
+        for name, content in files.items():
+            path = tmp_path / name.replace("__", ".")
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        for extra in ((), ("--json",)):
+            code = main([*arguments, *extra])
+            out, err = capsys.readouterr()
+            text = out + err
+            assert code == 2, f"exit code {code}\n{text}"
+            assert "Traceback" not in text and "internal fault" not in text
+            if extra:
+                assert not err
+                document = json.loads(out)
+                assert document["schema"] == "jaxcost.rejected.v1"
+                assert all(error["rule"] and error["remedy"] for error in document["errors"])
+            else:
+                assert not out and err.startswith("rejected: ")
+                message = err
+        assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+        return message
+
+    return run
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifest(refuse: Run, name: str) -> None:
+    refuse("estimate", "m.toml", *CASE, m__toml=MANIFESTS[name])
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_json(refuse: Run, name: str) -> None:
+    refuse("estimate", "config.json", *CASE, config__json=JSON[name])
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_import_writes_nothing(refuse: Run, name: str) -> None:
+    refuse("import", "config.json", "-o", "out.toml", config__json=JSON[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case_file(refuse: Run, name: str) -> None:
+    refuse("estimate", "--case", "case.toml", case__toml=CASES[name])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(refuse: Run, name: str) -> None:
+    refuse(*OPTIONS[name])
+
+
+def test_the_corpus_is_large_and_its_bases_are_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len({**MANIFESTS, **JSON, **CASES, **OPTIONS}) >= 100
+    (tmp_path / "m.toml").write_text(GOOD, encoding="utf-8")
+    (tmp_path / "c.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (tmp_path / "case.toml").write_text("model = 'm.toml'\nphase = 'prefill'\nseq = 4\n", encoding="utf-8")
+    assert main(["estimate", str(tmp_path / "m.toml"), *CASE, "--quiet"]) == 0
+    assert main(["estimate", str(tmp_path / "c.json"), *CASE, "--quiet"]) == 0
+    assert main(["estimate", "--case", str(tmp_path / "case.toml"), "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_all_problems_come_together(refuse: Run) -> None:
+    message = refuse(
+        "estimate", "toy-tied", "--phase", "serving", "--batch", "x", "--mesh", "expert=2", "--remat", "most"
+    )
+    assert message.startswith("rejected: 5 problems")
+    for part in ("workload.phase", "workload.batch", "execution.mesh.0.name", "execution.remat", "seq"):
+        assert part in message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_unreadable_and_unwritable(refuse: Run, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.toml"
+    secret.write_text(GOOD, encoding="utf-8")
+    secret.chmod(0)
+    assert main(["estimate", str(secret), *CASE]) == 2
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o500)
+    refuse(*TOY, *CASE, "--html", str(folder / "page.html"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep.toml", MANIFESTS["nested 10,000 deep"]),
+        ("binary.toml", MANIFESTS["binary"]),
+        ("deep.json", JSON["nested 10,000 deep"]),
+        ("wide.json", '{"model_type": "llama", ' + ", ".join(f'"k{i}": {i}' for i in range(5000)) + "}"),
+    ],
+)
+def test_as_a_user_would_see_it(
+    run_jaxcost: Callable[..., Any], tmp_path: Path, name: str, content: str | bytes
+) -> None:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    done = run_jaxcost("estimate", name, *CASE, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("rejected: ") and "Traceback" not in done.stderr
+    assert len(done.stderr) < 20_000
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -1,0 +1,202 @@
+"""How results look: exact numbers, unknown shown as unknown, pages that stand alone, documents that fit their schema."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import jsonschema
+import pytest
+
+from jaxcost.catalog import load_architecture
+from jaxcost.cli.estimate import estimate_body
+from jaxcost.cli.output import document
+from jaxcost.contracts.case import prefill, training
+from jaxcost.prediction.ledgers import predict
+from jaxcost.report.numbers import about, exact, flat, signed, unit_of
+from jaxcost.report.page import estimate_page, verify_page
+from jaxcost.report.tables import show_estimate, show_verify, summary
+from jaxcost.report.values import unknown_reasons
+from jaxcost.schema import names, schema
+
+
+@pytest.fixture(scope="module")
+def estimate() -> dict[str, Any]:
+    """The document of a training estimate."""
+    case = training(load_architecture("toy-untied").replaced(name="<toy & co>"), seq=4, remat="block")
+    return document("jaxcost.estimate.v1", **estimate_body(case, predict(case).to_dict()))
+
+
+def row(counter: str, prediction: Any, observation: Any, status: str, **more: Any) -> dict[str, Any]:
+    residual = observation - prediction if isinstance(prediction, int) and isinstance(observation, int) else None
+    return {"counter": counter, "scope": "group0/attn", "phase": "forward", "unit": "FLOPs", "prediction": prediction,
+            "observation": observation, "residual": residual, "explanations": [], "status": status, **more}  # fmt: skip
+
+
+@pytest.fixture
+def verified() -> dict[str, Any]:
+    """The document of a verification with a row of each kind."""
+    case = prefill(load_architecture("toy-tied"), seq=4)
+    explanation = {"amount": -256, "reason": "the head's one row became <multiply> and reduce", "evidence": "fusion.3"}
+    rows = [
+        row("flops", 8960, 8960, "exact"),
+        row("flops", 8960, 8704, "explained", explanations=[explanation]),
+        row("memory", {"lower": 10, "upper": 20, "maximum_ratio": 4}, 15, "bounded"),
+        row("bytes", 1408, None, "unmeasured", reason="not supplied"),
+        row("flops", 8960, 8961, "open"),
+        row("xla_flops", 8960, 448, "open", verdict="a loop body counts once"),
+    ]
+    report = {"name": "toy <tied>", "case": {"digest": case.digest, **case.to_data()}, "target": "cpu:1", "rows": rows,
+              "environment": {"versions": {"jax": "0.10.2"}}, "status": "open",
+              "findings": [{"kind": "remat", "text": "undone", "evidence": ["dot.1"]}]}  # fmt: skip
+    return document(
+        "jaxcost.verify.v1",
+        status="open",
+        reports=[report],
+        unavailable=[{"family": "tpu", "reason": "libtpu is not installed", "remedy": "pip install x"}],
+        claims=[{"claim": "flops is exact on cpu", "outcome": "broken", "rows": ["flops"]}],
+        failures=[{"fault": "a", "symptom": "b", "check": "c", "status": "caught"}],
+        fuzz={"status": "failed", "count": 2, "seed": 1, "target": "cpu:1", "drawn": 2, "checks": 3, "compiled": 1, "seconds": 1.0,
+              "failures": [{"draw": 1, "property": "tying", "message": "off by one", "case_file": "phase = 'prefill'"}]},
+        explain=[{"report": "toy", "target": "cpu:1", "row": "flops", "steps": [{"step": "residual", "rows": rows[:1]}]}],
+        seconds=3.25,
+        calibration_seconds=0.5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text", "rounded"),
+    [
+        (8_030_261_248, "scalars", "8,030,261,248", "8.03 G"),
+        (68_719_476_736, "bytes", "68,719,476,736", "64.00 GiB"),
+        (70_274_254_897_152, "FLOPs", "70,274,254,897,152", "70.27 TFLOP"),
+        (448, "bytes", "448", ""),
+        (0, "bytes", "0", ""),
+        (None, "bytes", "unknown", ""),
+        (True, "", "yes", ""),
+        ("4513/282", "bytes/parameter", "4513/282", "16.00"),
+        ({"lower": 1, "upper": None, "expected": None}, "bytes", "1 .. unknown", ""),
+        ({"lower": 1, "upper": 3, "expected": 2}, "bytes", "1 .. 3 (2 expected)", ""),
+        (10**30, "FLOPs", f"{10**30:,}", "1,000,000,000,000 EFLOP"),
+    ],
+)
+def test_numbers(value: Any, unit: str, text: str, rounded: str) -> None:
+    assert (exact(value), about(value, unit)) == (text, rounded)
+
+
+def test_signs_and_units() -> None:
+    assert [signed(value) for value in (5, -5, 0, None)] == ["+5", "-5", "0", ""]
+    assert unit_of("state", "bytes_per_parameter") == "bytes/parameter"
+    assert (unit_of("state", "loaded"), unit_of("ownership", "by_zero_stage.1")) == ("scalars", "bytes")
+    assert (unit_of("flops", "per_device_forward"), unit_of("activations", "saved_bytes_per_device")) == (
+        "FLOPs",
+        "bytes",
+    )
+    assert flat({"a": 1, "b": {"c": 2, "d": {"e": 3}}, "f": {}, "g": {"lower": 1, "upper": 2}}) == [
+        ("a", 1), ("b.c", 2), ("b.d.e", 3), ("g", {"lower": 1, "upper": 2}),
+    ]  # fmt: skip
+
+
+def test_reasons_of_unknown_totals() -> None:
+    assert unknown_reasons({"totals": {"a": 1}}) == {}
+    assert unknown_reasons({"totals": {"a": None, "reason": "not supplied"}}) == {"a": "not supplied"}
+    assert unknown_reasons({"totals": {"a": None, "b": None}, "reasons": {"a": "x", "b": "x"}}) == {"a, b": "x"}
+    assert unknown_reasons({"totals": {"p": {"lower": 1, "upper": None}}}) == {"p": "no reason given"}
+
+
+def test_schemas_hold_and_can_fail(estimate: dict[str, Any], verified: dict[str, Any]) -> None:
+    assert set(names()) == {"jaxcost.estimate.v1", "jaxcost.verify.v1", "jaxcost.rejected.v1"}
+    for data in (estimate, verified):
+        found = schema(data["schema"])
+        jsonschema.Draft202012Validator.check_schema(found)
+        jsonschema.validate(data, found)
+        for key in found["required"]:
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate({name: value for name, value in data.items() if name != key}, found)
+    wrong = {**estimate, "ledgers": {**estimate["ledgers"], "flops": {"totals": {"forward": 1}, "rows": []}}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema("jaxcost.estimate.v1"))
+    verified["reports"][0]["rows"][0]["observation"] = 8960.5
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(verified, schema("jaxcost.verify.v1"))
+
+
+class Page(HTMLParser):
+    """Balanced tags, and every address and text of a page."""
+
+    VOID = ("meta", "rect", "br")
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "action", "data")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert tag in self.VOID or self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_estimate_page_stands_alone_and_is_escaped(estimate: dict[str, Any]) -> None:
+    text = estimate_page(estimate)
+    page = Page(text)
+    assert not page.addresses and "script" not in page.tags and "svg" in page.tags
+    assert not re.search(r"https?://|url\(|@import", text)
+    assert "<toy & co>" in page.text and "<toy" not in text
+    assert exact(estimate["ledgers"]["flops"]["totals"]["total"]) in page.text
+
+
+def test_verify_page_stands_alone_and_is_escaped(verified: dict[str, Any]) -> None:
+    page = Page(verify_page(verified))
+    assert not page.addresses and "script" not in page.tags
+    for part in (
+        "toy <tied> on cpu:1",
+        "<multiply>",
+        "-256",
+        "10 .. 20",
+        "unknown",
+        "a loop body counts once",
+        "caught",
+    ):
+        assert part in page.text
+
+
+def test_verify_table(
+    verified: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    show_verify(verified)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 100
+    for part in ("8,960", "8,704", "-256", "+1", "10 .. 20", "not supplied", "<multiply>", "finding (remat): undone", "jax 0.10.2",
+                 "claim broken", "libtpu is not installed", "draw 1, tying: off by one", "1. residual", "caught"):  # fmt: skip
+        assert part in text, part
+    assert summary(verified) == (
+        "1 report, 1 row open, 1 row unmeasured, 1 row bounded, 1 row explained, 1 row exact, 1 failure row caught. "
+        "Status: open. 3.2 s (a calibration compile takes 0.5 s here)"
+    )
+
+
+@pytest.mark.parametrize("columns", ["60", "100", "160"])
+def test_estimate_table_keeps_its_numbers_whole(
+    estimate: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    show_estimate(estimate, rows=True)
+    text = capsys.readouterr().out
+    assert f" {exact(estimate['ledgers']['flops']['totals']['total'])} " in text
+    assert "\x1b" not in text and "peak_bytes unknown" in text
+    for assumption in estimate["assumptions"]:
+        assert assumption.split()[0] in text
