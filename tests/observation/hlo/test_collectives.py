@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxcost.contracts.errors import RejectedError
+from jaxcost.observation.hlo import read_hlo
+from jaxcost.observation.hlo.groups import MeshAxes, decode_groups
+from jaxcost.observation.hlo.schema import message
+from tests.observation.hlo.building import Program, cuda_devices, dump, fill
+
+AXES = {"a": 2, "b": 4}
+
+
+def product_over(x_spec, w_spec, devices=None, options=None):
+    mesh = Mesh(np.array(devices if devices is not None else jax.devices()[:8]).reshape(2, 4), ("a", "b"))
+
+    def place(spec, *dims):
+        return jax.ShapeDtypeStruct(dims, "float32", sharding=NamedSharding(mesh, spec))
+
+    fn = jax.jit(lambda x, w: x @ w, out_shardings=NamedSharding(mesh, P()))
+    return dump(fn, place(x_spec, 64, 512), place(w_spec, 512, 128), options=options)[0]
+
+
+@pytest.mark.parametrize(
+    "axis, groups",
+    [
+        ("a", {(0, 4), (1, 5), (2, 6), (3, 7)}),
+        ("b", {(0, 1, 2, 3), (4, 5, 6, 7)}),
+    ],
+)
+def test_a_contraction_over_a_sharded_axis(axis, groups):
+    reading = read_hlo(product_over(P(None, axis), P(axis, None)), platform="cpu", mesh=AXES)
+    (row,) = (r for r in reading.collectives.rows if r.kind == "all-reduce")
+    assert set(row.groups) == groups
+    assert (row.axes, row.group_size) == ((axis,), AXES[axis])
+    assert (row.operand_bytes, row.result_bytes, row.dtype) == (32_768, 32_768, "f32")
+    assert reading.device_count == 8
+
+
+def test_a_spelling_that_names_devices():
+    reading = read_hlo(product_over(P("b", "a"), P("a", None)), platform="cpu", mesh=AXES)
+    (row,) = (r for r in reading.collectives.rows if r.kind == "all-reduce")
+    assert set(row.groups) == {(0, 4), (1, 5), (2, 6), (3, 7)}
+    assert row.operand_bytes == 8_192
+
+
+@pytest.mark.cuda
+def test_a_started_collective_counts_once():
+    data = product_over(P("b", None), P("b", None), cuda_devices(8))
+    reading = read_hlo(data, platform="cuda", mesh=AXES)
+    gathers = [r for r in reading.collectives.rows if r.kind == "all-gather"]
+    for row in gathers:
+        assert row.form == "async"
+        assert row.result_bytes == row.operand_bytes * row.group_size
+
+
+def instruction(**values):
+    proto = message("HloInstructionProto")
+    fill(proto, values)
+    return proto
+
+
+def mesh_axes(axes, **mesh):
+    sizes = [{"name": f"axis_{i}", "size": s} for i, s in enumerate((1, 4, 2))]
+    return instruction(
+        mesh_axes_replica_group_list={"mesh": {"axes": sizes, **mesh}, "axes": [{"mesh_axis_index": a} for a in axes]}
+    )
+
+
+def test_three_spellings_of_the_same_groups():
+    rows = ((0, 1, 2, 3), (4, 5, 6, 7))
+    transposed = {"iota_transform": {"reshape_dims": [2, 4], "transpose_perm": [1, 0]}}
+    assert decode_groups(mesh_axes([1], **transposed), 8) == rows
+    ids = {"device_ids": [0, 4, 1, 5, 2, 6, 3, 7]}
+    assert decode_groups(mesh_axes([1], **ids), 8) == rows
+    assert decode_groups(mesh_axes([1]), 8) == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert decode_groups(mesh_axes([1, 2]), 8) == (tuple(range(8)),)
+    assert decode_groups(mesh_axes([2, 1]), 8) == ((0, 2, 4, 6, 1, 3, 5, 7),)
+    iota = {"num_replica_groups": 2, "num_devices_per_group": 4, "iota_reshape_dims": [8]}
+    assert decode_groups(instruction(iota_collective_device_list=iota), 8) == rows
+    iota = {
+        "num_replica_groups": 4,
+        "num_devices_per_group": 2,
+        "iota_reshape_dims": [2, 4],
+        "iota_transpose_perm": [1, 0],
+    }
+    pairs = ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert decode_groups(instruction(iota_collective_device_list=iota), 8) == pairs
+    listed = {"replica_groups": [{"replica_ids": list(pair)} for pair in pairs]}
+    assert decode_groups(instruction(collective_device_list=listed), 8) == pairs
+    assert decode_groups(instruction(), 3) == ((0, 1, 2),)
+
+
+def test_part_of_an_axis():
+    proto = mesh_axes([1])
+    part = proto.mesh_axes_replica_group_list.axes[0].sub_axis_info
+    part.pre_size, part.size = 2, 2  # the inner half of an axis of 4
+    assert decode_groups(proto, 8) == ((0, 2), (1, 3), (4, 6), (5, 7))
+
+
+def test_impossible_groups_are_rejected():
+    for proto in (
+        mesh_axes([7]), mesh_axes([1], device_ids=[0, 1]), mesh_axes([1, 1]),
+        instruction(
+            iota_collective_device_list={"num_replica_groups": 3, "num_devices_per_group": 4, "iota_reshape_dims": [8]}
+        ),
+        instruction(collective_device_list={"replica_groups": [{"replica_ids": [0, 0]}]}),
+        instruction(iota_collective_device_list={"num_replica_groups": 1 << 40, "num_devices_per_group": 4}),
+    ):  # fmt: skip
+        with pytest.raises(RejectedError):
+            decode_groups(proto, 8)
+
+
+def test_axes_of_a_mesh():
+    mesh = MeshAxes({"data": 2, "fsdp": 1, "tensor": 4})
+    assert mesh.of_groups(((0, 1, 2, 3), (4, 5, 6, 7))) == ("tensor",)
+    assert mesh.of_groups(((4, 0), (1, 5), (2, 6), (3, 7))) == ("data",)
+    assert mesh.of_groups((tuple(range(8)),)) == ("data", "tensor")
+    assert mesh.of_groups(tuple((i,) for i in range(8))) == ()
+    assert mesh.of_groups(((0, 1), (2, 3), (4, 5), (6, 7))) is None
+    assert mesh.of_pairs(((0, 1), (1, 2), (2, 3), (3, 0))) == ("tensor",)
+    assert mesh.of_pairs(((0, 4),)) == ("data",)
+    assert mesh.of_pairs(((0, 9),)) is None
+
+
+def test_a_combined_start_moves_the_sum_of_its_results_once():
+    program = Program()
+    program.computation("entry")
+    a, b = (
+        program.add("parameter", ("f32", 8), parameter_number=0),
+        program.add("parameter", ("bf16", 16), parameter_number=1),
+    )
+    shape = [[("f32", 8), ("bf16", 16)], [("f32", 32), ("bf16", 64)]]
+    start = program.add("all-gather-start", shape, [a, b], dimensions=[0], channel_id=1,
+                        collective_device_list={"replica_groups": [{"replica_ids": [0, 1, 2, 3]}]})  # fmt: skip
+    program.add("all-gather-done", shape[1], [start])
+    (row,) = read_hlo(program.bytes(), platform="cuda").collectives.rows
+    assert (row.operand_bytes, row.result_bytes, row.group_size) == (64, 256, 4)
+
+
+def test_clones_of_a_hidden_gather_count_once_and_a_fused_slice_is_a_reduce_scatter():
+    program = Program()
+    groups = {"replica_groups": [{"replica_ids": [0, 1, 2, 3]}]}
+    fused = []
+    for target in ("AsyncCollectiveStart", "AsyncCollectiveDone"):
+        fused.append(program.computation(f"async_collective_fusion.{target}", fusion=True))
+        shard = program.add("parameter", ("bf16", 64))
+        whole = program.add("all-gather", ("bf16", 256), [shard], channel_id=5, collective_device_list=groups)
+        program.add("custom-call", ("bf16", 256), [whole], custom_call_target=target)
+    scatter = program.computation("all-reduce-scatter.1", fusion=True)
+    value = program.add("parameter", ("f32", 64))
+    summed = program.add("all-reduce", ("f32", 64), [value], channel_id=6, collective_device_list=groups)
+    program.add("dynamic-slice", ("f32", 16), [summed, program.constant(0)])
+    program.computation("entry")
+    shard = program.add("parameter", ("bf16", 64), parameter_number=0)
+    value = program.add("parameter", ("f32", 64), parameter_number=1)
+    for computation in fused:
+        program.add("fusion", ("bf16", 256), [shard], [computation])
+    program.add("fusion", ("f32", 16), [value], [scatter])
+    found = read_hlo(program.bytes(), platform="tpu").collectives
+    assert found.clones == 1
+    assert [(r.kind, r.operand_bytes, r.result_bytes) for r in found.rows] == [
+        ("all-gather", 128, 512), ("reduce-scatter", 256, 64),
+    ]  # fmt: skip

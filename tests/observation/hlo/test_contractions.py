@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxcost.contracts.errors import RejectedError
+from jaxcost.observation.hlo import read_hlo
+from jaxcost.observation.hlo.convolution import valid_pairs
+from jaxcost.observation.hlo.schema import message
+from tests.observation.hlo.building import Program, array, cuda_devices, dot, dump, dump_cuda
+
+
+def flops(data, platform="cpu"):
+    return read_hlo(data, platform=platform).flops.value
+
+
+@pytest.mark.parametrize("n, expected", [(2, 74_752), (9, 336_384)])
+def test_a_dense_layer(n, expected):
+    data, _ = dump(lambda x, k, b: x @ k + b, array(n, 73), array(73, 256), array(256))
+    assert flops(data) == expected
+
+
+def test_batch_one_is_a_dot_or_its_strength_reduced_form():
+    data, _ = dump(lambda x, k, b: x @ k + b, array(1, 73), array(73, 256), array(256))
+    reading = read_hlo(data, platform="cpu")
+    assert reading.flops.value + reading.contractions.strength_reduced_total.value == 37_376
+
+
+def test_small_and_large():
+    assert flops(dump(jnp.matmul, array(2, 10), array(10, 7))[0]) == 280
+    big = array(2048, 2048, dtype="bfloat16")
+    assert flops(dump(jnp.matmul, big, big)[0]) == 17_179_869_184
+
+
+@pytest.mark.cuda
+def test_on_cuda():
+    square = array(512, 512)
+    reading = read_hlo(dump_cuda(jnp.matmul, square, square), platform="cuda")
+    assert reading.flops.value == 2 * 512**3
+    (row,) = reading.contractions.rows
+    assert row.split_k in (1, 4) and row.logical_flops == row.flops
+    for n, expected in ((2, 74_752), (9, 336_384)):
+        assert flops(dump_cuda(jnp.matmul, array(n, 73), array(73, 256)), "cuda") == expected
+
+
+@pytest.mark.cuda
+def test_strength_reduction_is_listed_apart():
+    reading = read_hlo(dump_cuda(jnp.matmul, array(1, 73), array(73, 256)), platform="cuda")
+    assert reading.flops.value == 0
+    (row,) = reading.contractions.strength_reduced
+    assert (row.opcode, row.flops) == ("reduce", 37_376)
+    outer = read_hlo(dump_cuda(lambda a, b: jnp.einsum("i,j->ij", a, b), array(64), array(128)), platform="cuda")
+    assert [r.flops for r in outer.contractions.strength_reduced] == [2 * 64 * 128]
+
+
+@pytest.mark.cuda
+def test_split_k_shows_its_padding():
+    a, b = array(64, 8193, dtype="bfloat16"), array(8193, 64, dtype="bfloat16")
+    reading = read_hlo(dump_cuda(jnp.matmul, a, b), platform="cuda")
+    (row,) = reading.contractions.rows
+    assert row.split_k > 1
+    assert row.logical_flops == 2 * 64 * 64 * 8193 < row.flops
+    assert reading.contractions.strength_reduced == ()  # the reduce that adds the parts is no product
+
+
+@pytest.mark.cuda
+def test_a_cublas_call_shows_its_padding():
+    a, b = array(100, 513, dtype="bfloat16"), array(513, 203, dtype="bfloat16")
+    reading = read_hlo(dump_cuda(jnp.matmul, a, b, xla_gpu_enable_triton_gemm=False), platform="cuda")
+    (row,) = reading.contractions.rows
+    assert row.target == "__cublas$lt$matmul"
+    assert (row.m, row.k, row.n, row.flops) == (104, 520, 208, 2 * 104 * 520 * 208)
+    assert row.logical_flops == 2 * 100 * 513 * 203
+
+
+def qkv(x, blk):
+    with jax.named_scope("group0"), jax.named_scope("attn"):
+        out = []
+        for name in ("q_proj", "k_proj", "v_proj"):
+            with jax.named_scope(name):
+                out.append(jnp.tanh(x @ blk[name]["weight"]))
+        return out
+
+
+@pytest.mark.cuda
+def test_a_merged_dot_is_split_by_its_weights():
+    sizes = {"q_proj": 512, "k_proj": 128, "v_proj": 128}
+    sharding = jax.sharding.SingleDeviceSharding(cuda_devices(1)[0])
+    struct = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.bfloat16, sharding=sharding)  # noqa: E731
+    blk = {name: {"weight": struct(256, size)} for name, size in sizes.items()}
+    data, _ = dump(qkv, struct(2048, 256), blk)
+    scopes = frozenset({"group0", "attn", *sizes})
+    reading = read_hlo(data, platform="cuda", scopes=scopes)
+    expected = {name: 2 * 2048 * 256 * size for name, size in sizes.items()}
+    assert reading.flops.value == sum(expected.values())
+    (row,) = reading.contractions.rows
+    assert {share.argument: share.flops for share in row.shares} == {
+        f"blk['{name}']['weight']": amount for name, amount in expected.items()
+    }
+    assert {scope: total.value for (scope, _), total in reading.contractions.by_place.items()} == {
+        f"group0/attn/{name}": amount for name, amount in expected.items()
+    }
+    assert row.scope == "group0/attn" and row.scope_exact
+    # Where no path names a component the shares stay, but the place is the scope that encloses them.
+    every = read_hlo(data, platform="cuda")
+    (row,) = every.contractions.rows
+    assert (row.scope, row.scope_exact, len(row.shares)) == ("group0/attn", False, 3)
+    assert {scope for scope, _ in every.contractions.by_place} == {"group0/attn"}
+
+
+def brute_pairs(kernel, size, out, stride, low, wdil, bdil):
+    return sum(
+        0 <= p < (size - 1) * bdil + 1 and p % bdil == 0
+        for k, o in product(range(kernel), range(out))
+        for p in [o * stride + k * wdil - low]
+    )
+
+
+def test_valid_pairs_against_the_definition():
+    for kernel, size, stride, low, wdil, bdil in product(
+        (1, 2, 3, 5), (1, 4, 7), (1, 2, 3), (-1, 0, 2), (1, 2), (1, 2, 3, 4)
+    ):
+        out = max(0, ((size - 1) * bdil + 1 + low + 2 - ((kernel - 1) * wdil + 1)) // stride + 1)
+        got = valid_pairs(kernel, size, out, stride=stride, low=low, window_dilation=wdil, base_dilation=bdil)
+        assert got == brute_pairs(kernel, size, out, stride, low, wdil, bdil), (kernel, size, stride, low, wdil, bdil)
+
+
+@pytest.mark.parametrize(
+    "strides, padding, lhs_dilation, rhs_dilation, groups",
+    [
+        ((1, 1), "SAME", (1, 1), (1, 1), 1), ((2, 2), "SAME", (1, 1), (1, 1), 1), ((2, 1), "VALID", (1, 1), (2, 2), 1),
+        ((1, 1), [(1, 2), (0, 1)], (2, 3), (1, 1), 1), ((1, 1), "SAME", (1, 1), (1, 1), 4),
+        ((2, 2), "VALID", (1, 1), (1, 1), 2),
+    ],
+)  # fmt: skip
+def test_convolutions(strides, padding, lhs_dilation, rhs_dilation, groups):
+    def fn(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, strides, padding, lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation, feature_group_count=groups,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+
+    x, w = array(2, 9, 11, 8), array(3, 2, 8 // groups, 16)
+    out = jax.eval_shape(fn, x, w).shape
+    pads = padding if isinstance(padding, list) else jax.lax.padtype_to_pads(
+        (9, 11), tuple((k - 1) * d + 1 for k, d in zip((3, 2), rhs_dilation, strict=True)), strides, padding
+    )  # fmt: skip
+    taps = 1
+    for i, (kernel, size) in enumerate(zip((3, 2), (9, 11), strict=True)):
+        taps *= brute_pairs(kernel, size, out[1 + i], strides[i], pads[i][0], rhs_dilation[i], lhs_dilation[i])
+    # With optimisation XLA may rewrite a convolution; the count of the program as written is exact.
+    data = jax.jit(fn).lower(x, w).compiler_ir("hlo").as_serialized_hlo_module_proto()
+    assert flops(data) == 2 * taps * (8 // groups) * 16 * 2
+
+
+@pytest.mark.cuda
+def test_cudnn_convolutions_permute_the_roles():
+    def conv(x, w):
+        return jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    x, w = array(8, 33, 33, 16), array(3, 3, 16, 32)
+    once = 2 * brute_pairs(3, 33, 17, 2, 1, 1, 1) ** 2 * 16 * 32 * 8
+    assert flops(dump_cuda(conv, x, w), "cuda") == once
+    grad = jax.grad(lambda x, w: jnp.sum(conv(x, w) ** 2), (0, 1))
+    reading = read_hlo(dump_cuda(grad, x, w), platform="cuda")
+    assert [row.flops for row in reading.contractions.rows] == [once] * 3
+    assert reading.contractions.by_phase["backward"].value == 2 * once
+
+
+def test_a_batched_product_written_as_a_convolution():
+    # On TPU a batch dimension of n becomes a window of n taps over an input dilated by n, walked in steps of n - 1:
+    # tap k meets a real element for output k alone.
+    program = Program()
+    program.computation("entry")
+    lhs = program.add("broadcast", ("f32", 4, 6, 5), [program.constant(0)])
+    rhs = program.add("broadcast", ("f32", 4, 7, 5), [program.constant(0)])
+    program.add(
+        "convolution", ("f32", 4, 6, 7), [lhs, rhs], op_name="jit(f)/bmd,bnd->bmn/dot_general",
+        window={"dimensions": [{"size": 4, "stride": 3, "window_dilation": 1, "base_dilation": 4}]},
+        convolution_dimension_numbers={
+            "input_batch_dimension": 1, "input_feature_dimension": 2, "input_spatial_dimensions": [0],
+            "kernel_output_feature_dimension": 1, "kernel_input_feature_dimension": 2, "kernel_spatial_dimensions": [0],
+            "output_batch_dimension": 1, "output_feature_dimension": 2, "output_spatial_dimensions": [0],
+        },
+    )  # fmt: skip
+    (row,) = read_hlo(program.bytes(), platform="tpu").contractions.rows
+    assert (row.batch, row.m, row.k, row.n) == (4, 6, 5, 7)
+    assert row.flops == 2 * 4 * 6 * 5 * 7
+    program.open.instructions[-1].window.dimensions[0].padding_low = 3
+    with pytest.raises(RejectedError, match="contradict"):
+        read_hlo(program.bytes(), platform="tpu")
+
+
+def test_removing_or_adding_a_dot_changes_the_total():
+    data, _ = dump(lambda x, w, v: jnp.tanh(x @ w) @ v, array(8, 16), array(16, 32), array(32, 8))
+    proto = message("HloProto")
+    proto.ParseFromString(data)
+    whole = flops(data)
+    assert whole == 2 * 8 * 16 * 32 + 2 * 8 * 32 * 8
+    dots = [(c, i) for c in proto.hlo_module.computations for i in c.instructions if i.opcode == "dot"]
+    removed = message("HloProto")
+    removed.CopyFrom(proto)
+    for computation in removed.hlo_module.computations:
+        for at in computation.instructions:
+            if at.id == dots[0][1].id:
+                at.opcode = "custom-call"
+                at.custom_call_target = "replaced"
+    reading = read_hlo(removed.SerializeToString(), platform="cpu")
+    assert reading.flops.value < whole
+    assert [o.target for o in reading.contractions.opaque] == ["replaced"]
+    computation, at = dots[0]
+    copy = computation.instructions.add()
+    copy.CopyFrom(at)
+    copy.id, copy.name = 1 << 60, "one.more"
+    added = read_hlo(proto.SerializeToString(), platform="cpu")
+    assert added.flops.value > whole
+    assert "one.more" in [row.name for row in added.contractions.rows]
+
+
+def test_a_dot_whose_operands_disagree_is_rejected():
+    program = Program()
+    program.computation("entry")
+    dot(program, 2, 3, 4)
+    assert flops(program.bytes()) == 48
+    program.open.instructions[-2].shape.dimensions[0] = 5
+    with pytest.raises(RejectedError, match="must agree"):
+        read_hlo(program.bytes(), platform="cpu")
+
+
+def test_a_concatenate_of_the_program_is_one_product():
+    def rotary(x, w):
+        half = x[:, :32]
+        return jnp.concatenate([jnp.sin(half), jnp.cos(half)], -1) @ w
+
+    data, _ = dump(rotary, array(16, 64), array(64, 8))
+    (row,) = read_hlo(data, platform="cpu").contractions.rows
+    assert row.shares == () and row.scope_exact
+
+
+def ragged(x, w, groups):
+    return jax.lax.ragged_dot(x, w, groups)
+
+
+def test_a_ragged_dot_is_dense_per_group():
+    arguments = array(64, 32), array(4, 32, 16), array(4, dtype="int32")
+    assert flops(dump(ragged, *arguments)[0]) == 4 * 2 * 64 * 32 * 16
+
+
+@pytest.mark.cuda
+def test_a_ragged_dot_on_cuda_says_so():
+    reading = read_hlo(dump_cuda(ragged, array(64, 32), array(4, 32, 16), array(4, dtype="int32")), platform="cuda")
+    (row,) = reading.contractions.rows
+    assert (row.flops, row.logical_flops) == (4 * 2 * 64 * 32 * 16, None)
+
+
+def test_unknown_opcodes_and_fields_are_named():
+    program = Program()
+    program.computation("entry")
+    dot(program, 2, 3, 4)
+    program.add("frobnicate", ("f32", 2), [])
+    reading = read_hlo(program.bytes(), platform="cpu")
+    assert "opcode 'frobnicate'" in reading.unknowns
+    program.open.instructions[-1].opcode = "custom-call"
+    program.open.instructions[-1].custom_call_target = "mystery"
+    reading = read_hlo(program.bytes(), platform="cpu")
+    assert reading.unknowns == ()
+    assert [o.target for o in reading.contractions.opaque] == ["mystery"]
+    at = program.open.instructions[0]
+    data = at.SerializeToString() + b"\xf8\x3f\x01"  # field 1023, varint 1
+    at.ParseFromString(data)
+    assert read_hlo(program.bytes(), platform="cpu").unknowns == ("field HloInstructionProto.1023",)
