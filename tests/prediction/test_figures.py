@@ -93,7 +93,12 @@ def events(objects: list[tuple[str, int, float, float]], persistent: int = 0) ->
 
 
 def toy_events() -> Any:
-    hidden, qkv, scores, work = ("hidden", 64, 0.0, 5.0), ("qkv", 128, 1.0, 5.0), ("scores", 128, 2.0, 4.0), ("work", 128, 2.0, 3.0)
+    hidden, qkv, scores, work = (
+        ("hidden", 64, 0.0, 5.0),
+        ("qkv", 128, 1.0, 5.0),
+        ("scores", 128, 2.0, 4.0),
+        ("work", 128, 2.0, 3.0),
+    )
     return events([hidden, qkv, scores, work, ("probabilities", 128, 3.0, 5.0), ("output", 64, 4.0, 5.0)])
 
 
@@ -146,7 +151,10 @@ def symbolic_parameters(*scopes: str) -> Any:
 
 
 def delta_logits() -> Any:
-    return flops.flops(running("prefill", logits="all")).totals["forward"] - flops.flops(running("prefill")).totals["forward"]
+    return (
+        flops.flops(running("prefill", logits="all")).totals["forward"]
+        - flops.flops(running("prefill")).totals["forward"]
+    )
 
 
 def six(key: str) -> Any:
@@ -206,9 +214,7 @@ CHECKS: dict[str, Callable[[], Any]] = {
         flops.flops(running("prefill", pairs="legal")), "group0/attn/scores", "group0/attn/values", per=32
     ),
     "flops.forward.a16.block": lambda: symbolic_flops(CLASSIC, block_forward, **CLASSIC_RELATIONS),
-    "flops.forward.running.block_symbolic": lambda: symbolic_flops(
-        RUNNING, block_forward, E="d/H", K="H/4", F="7*d/2"
-    ),
+    "flops.forward.running.block_symbolic": lambda: symbolic_flops(RUNNING, block_forward, E="d/H", K="H/4", F="7*d/2"),
     "flops.forward.toy": lambda: flops.flops(toy()).totals["forward"],
     "flops.forward.toy.layer": lambda: scoped(flops.flops(toy()), "group0", per=2),
     "flops.training.running.none": lambda: steps("none"),
@@ -248,8 +254,13 @@ CHECKS: dict[str, Callable[[], Any]] = {
     "repr.billion.int4_codes": lambda: payload_bytes(10**9, "int4"),
 }
 for _name in (
-    "bf16_inference", "fp32_inference", "masterless_bf16", "fp32_autocast_adam", "bf16_master_adam", "a16_six_object",
-):  # fmt: skip
+    "bf16_inference",
+    "fp32_inference",
+    "masterless_bf16",
+    "fp32_autocast_adam",
+    "bf16_master_adam",
+    "a16_six_object",
+):
     CHECKS[f"state.running.{_name}"] = lambda name=_name: policy(name)  # type: ignore[misc]
 for _name in ("M4096", "M32", "M1"):
     CHECKS[f"traffic.gemm.{_name}"] = lambda name=_name: q_proj(q_proj_rows()[name]).bytes  # type: ignore[misc]

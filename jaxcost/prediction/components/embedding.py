@@ -17,13 +17,14 @@ def embed(b: Builder) -> str:
     """Append the embedding and return the residual stream [b, s, d]."""
     arch = b.case.architecture
     tokens = b.tensor("tokens", "b s", "int32", "input", "embed")
+    if b.case.workload.phase == "decode":  # also where no table needs it: it places the new rows in the cache
+        b.tensor("position", "", "int32", "input", "embed")
     table = b.parameter(TABLE, "v d")
     x = b.lookup("embed/tokens", table, tokens, "b s d")
     if arch.learned_positions:
         rows = b.parameter("embed/positions/weight", "p d")
         if b.case.workload.phase == "decode":
-            position = b.tensor("position", "", "int32", "input", "embed")
-            found = b.lookup("embed/positions", rows, position, "d")
+            found = b.lookup("embed/positions", rows, "position", "d")
         else:
             found = b.lookup("embed/positions", rows, tokens, "s d")
         out = b.tensor("embed/sum", "b s d", scope="embed")
