@@ -73,11 +73,16 @@ class Walk(NamedTuple):
 
 
 def declared(program: Program, remat: str | None = None) -> tuple[Op, ...]:
-    """Return the forward ops a policy runs again, in order; in training only."""
+    """Return the forward ops a policy runs again, in order; in training only.
+
+    A layer without a backward pass (frozen, and nothing trainable below it) is not replayed.
+    """
     if program.case.workload.phase != "training":
         return ()
-    policy = POLICIES[remat or program.case.execution.remat]
-    return tuple(op for op in program.ops if policy(program, op))
+    name = remat or program.case.execution.remat
+    policy, whole = POLICIES[name], name == "everything"
+    differentiated = {op.segment for op in program.ops if op.gradients}
+    return tuple(op for op in program.ops if policy(program, op) and (whole or op.segment in differentiated))
 
 
 def walk(program: Program, remat: str | None = None) -> Walk:

@@ -89,6 +89,8 @@ def test_nothing_below_the_lowest_trainable_part() -> None:
     parts = [(row.scope, row.part) for row in flops(built).rows if row.phase == "backward"]
     assert parts == [("head", "dw")]
     assert [row.object for row in saved(built)] == ["final_norm/out", "head/out"]
+    replayed = program(case(MEDIUM, "training", seq=8, frozen=["embed", "group0", "final_norm"], remat="block"))
+    assert flops(replayed).totals["recompute"] == 0
 
 
 def test_first_unrolled_layer_needs_no_input_gradient() -> None:
@@ -263,7 +265,7 @@ def test_adafactor_as_optax_keeps_it() -> None:
     sizes = {"L": 1, "d": 256, "h": 2, "k": 2, "e": 128, "f": 130, "V": 7}
     found = predict(case(sizes, "training", seq=4, optimizer="adafactor", layers="unrolled")).ledgers["state"].rows
     scalars = {row.object: row.fields["scalars"] for row in found}
-    # q, k, v [256, 2, 128] and o [2, 128, 256], gate, up and down are factored; two tables of 7 rows and 3 norms are not
+    # q, k, v [256, 2, 128], o [2, 128, 256], gate, up and down are factored; two tables of 7 rows and 3 norms are not
     assert scalars["v_row"] == 4 * 256 + 3 * 130 + 5
     assert scalars["v_column"] == 4 * 512 + 3 * 256 + 5
     assert scalars["v"] == 7 + 2 * 7 * 256 + 3 * 256
