@@ -1,8 +1,8 @@
 """A released Hugging Face config.json becomes an architecture, for the model types that are understood.
 
-Every key of the file falls in one of three kinds. Keys of the graph are read, with the class's own default where a key is
-left out (absent is not null: null has a meaning of its own, stated per key). Inert keys change neither the graph nor a
-number and are listed with the reason. Anything else, and an inert key with a value that is not inert, is rejected by
+Every key of the file falls in one of three kinds. Keys of the graph are read, with the class's own default where a key
+is left out (absent is not null: null has a meaning of its own, stated per key). Inert keys change neither the graph nor
+a number and are listed with the reason. Anything else, and an inert key with a value that is not inert, is rejected by
 name. Defaults and layer forms are those of transformers 4.57: `models/<type>/configuration_<type>.py` and
 `modeling_<type>.py`.
 """
@@ -134,7 +134,7 @@ def from_huggingface(config: object, name: str = "unnamed", source: str = "", wh
     for key in data:
         if key in keys.read:
             continue
-        if not isinstance(key, str) or key not in INERT:
+        if key not in INERT:
             keys.problem(
                 str(key),
                 data[key],

@@ -1,7 +1,7 @@
 """A MODEL becomes a manifest: a catalogue name, a Hugging Face id, a manifest file, a config.json or a folder of one.
 
-A manifest file is the data of an `Architecture` record, in TOML or JSON, with two optional tables beside it: `[liveness]`
-(supplied activation events) and `[expected]` (integers that must come out, by ledger path such as
+A manifest file is the data of an `Architecture` record, in TOML or JSON, with two optional tables beside it:
+`[liveness]` (supplied activation events) and `[expected]` (integers that must come out, by ledger path such as
 `parameters.unique`). The catalogue comes first: a folder called `gpt2` in the working directory is `./gpt2`.
 """
 

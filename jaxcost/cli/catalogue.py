@@ -123,8 +123,8 @@ def _show_body(manifest: Manifest) -> dict[str, Any]:
 def import_config(config: Path, output: Path | None, as_json: bool, quiet: bool) -> None:
     """A Hugging Face config.json (the file, or the folder it lies in) to a manifest.
 
-    Keys that change the graph and are not understood are rejected by name. The manifest goes to standard output, or with
-    -o to a file.
+    Keys that change the graph and are not understood are rejected by name. The manifest goes to standard output, or
+    with -o to a file.
 
     \b
     Example:

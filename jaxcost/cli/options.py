@@ -1,4 +1,7 @@
-"""Options that several commands share. Values are passed on as given: the records decide, and all problems come together."""
+"""Options that several commands share.
+
+Values are passed on as given: the records decide, so that all problems come together.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from jaxcost.contracts.state import OPTIMIZERS, PRECISIONS
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Whole(click.ParamType[Any]):
+class _Whole(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
     """A whole number; other text stays text, for the record to reject beside whatever else is wrong."""
 
     name = "N"
@@ -61,7 +64,8 @@ def case_options(command: F) -> F:
     ]
     decorators += [
         click.option("--dropout", "case_dropout", is_flag=True, default=None, help="Apply the model's dropout rates."),
-        click.option("--freeze", "case_frozen", multiple=True, metavar="SCOPE", help="A component that is not trained; may be repeated."),
+        click.option("--freeze", "case_frozen", multiple=True, metavar="SCOPE",
+                     help="A component that is not trained; may be repeated."),
         click.option("--case", "case_file", type=click.Path(path_type=Path), default=None, metavar="FILE",
                      help="A case file (.toml, .json); flags override it."),
     ]  # fmt: skip

@@ -21,7 +21,7 @@ def document(schema: str, **body: Any) -> dict[str, Any]:
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """Print one JSON document, indented for a reader, on one line into a pipe (json's fast path); NaN would be a bug."""
+    """Print one JSON document: indented for a reader, on one line (json's fast path) into a pipe."""
     import json
 
     sys.stdout.write(json.dumps(data, indent=2 if sys.stdout.isatty() else None, allow_nan=False) + "\n")

@@ -1,8 +1,8 @@
 """The program `jaxcost`: its commands, and how it ends.
 
-Exit codes: 0 done; 1 something compared is open, refused or infeasible; 2 the input was rejected; 3 a compiler or a file
-given by path is missing; 4 an internal fault; 130 interrupted. With --json an error is one JSON document on standard
-output. Tracebacks appear only with JAXCOST_DEBUG=1.
+Exit codes: 0 done; 1 something compared is open, refused or infeasible; 2 the input was rejected; 3 a compiler or a
+file given by path is missing; 4 an internal fault; 130 interrupted. With --json an error is one JSON document on
+standard output. Tracebacks appear only with JAXCOST_DEBUG=1.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _run(words: list[str]) -> int:
         return _fail(words, error)
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001  # the border: a bug becomes one line and exit code 4
+    except Exception as error:  # the border: a bug becomes one line and exit code 4
         if os.environ.get("JAXCOST_DEBUG") == "1":
             raise
         return _fail(words, error)

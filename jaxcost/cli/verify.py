@@ -38,8 +38,11 @@ _FILE = click.Path(path_type=Path)
 @click.option("--explain", metavar="ROW", help="One row in full: counter[:scope][:phase].")
 @click.option("--strict", is_flag=True, help="Exit code 1 for unmeasured rows and targets too.")
 @click.option("--fail-on-mismatch", is_flag=True, help="The default; accepted for scripts.")
+@click.option("--rows", is_flag=True, help="List exact rows too where there are many reports.")
 @output_options(html=True)
-def verify(models: tuple[str, ...], html: Path | None, as_json: bool, quiet: bool, **parameters: Any) -> int:
+def verify(
+    models: tuple[str, ...], rows: bool, html: Path | None, as_json: bool, quiet: bool, **parameters: Any
+) -> int:
     """Predict, observe, reconcile. With no argument: the default suite on every target available.
 
     Exit code 0 when nothing compared is open; 1 when something is open, refused by the compiler or infeasible.
@@ -67,7 +70,7 @@ def verify(models: tuple[str, ...], html: Path | None, as_json: bool, quiet: boo
     elif not quiet:
         from jaxcost.report.tables import show_verify
 
-        show_verify(data)
+        show_verify(data, rows=rows)
     return outcome.exit_code
 
 

@@ -20,8 +20,9 @@ table { border-collapse: collapse; margin: .5rem 0 1rem; }
 th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .case span { display: inline-block; margin-right: 1rem; } .dim { opacity: .7; }
-.exact, .holds, .passed { color: var(--good); } .explained, .bounded { color: var(--bar); }
-.unmeasured, .unavailable { color: var(--warn); } .open, .rejected, .refused, .failed, .broken { color: var(--bad); font-weight: 600; }
+.exact, .holds, .passed, .caught { color: var(--good); } .explained, .bounded { color: var(--bar); }
+.unmeasured, .unavailable { color: var(--warn); }
+.open, .rejected, .refused, .failed, .broken, .lapsed, .unused, .missed { color: var(--bad); font-weight: 600; }
 rect { fill: var(--bar); } svg text { fill: currentColor; font-size: 12px; } code { overflow-wrap: anywhere; }
 """
 _BARS_AT_MOST = 24
@@ -130,7 +131,8 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> str:
             f'<text x="{306 + width}" y="{y + 14}">{escape(about(value, unit) or exact(value))}</text>'
         )
     height = 20 * len(largest)
-    return f'<svg role="img" aria-label="{escape(unit)} by row" viewBox="0 0 860 {height}" width="860" height="{height}">{"".join(lines)}</svg>'
+    size = f'viewBox="0 0 860 {height}" width="860" height="{height}"'
+    return f'<svg role="img" aria-label="{escape(unit)} by row" {size}>{"".join(lines)}</svg>'
 
 
 def _table(header: Iterable[str], rows: Iterable[Sequence[str]], numbers: tuple[int, ...] = ()) -> str:

@@ -14,9 +14,9 @@ from jaxcost.report.numbers import about, exact, flat, signed, unit_of
 from jaxcost.report.values import case_values, unknown_reasons
 
 _SYMBOLS = (
-    "B sequences, S new tokens, T visible tokens in decode, d hidden size, V vocabulary, P position rows; for each group of "
-    "layers L layers, H query heads, K K/V heads, E head width, F MLP width. Defaults of each phase (precision, optimizer, "
-    "logits rows) as in `jaxcost estimate`; one device."
+    "B sequences, S new tokens, T visible tokens in decode, d hidden size, V vocabulary, P position rows; for "
+    "each group of layers L layers, H query heads, K K/V heads, E head width, F MLP width. Defaults of each phase "
+    "(precision, optimizer, logits rows) as in `jaxcost estimate`; one device."
 )
 _EXPLAINED_ROWS = 40
 COLOURS = {
@@ -215,11 +215,15 @@ def _show_expected(out: Console, expected: Sequence[Mapping[str, Any]]) -> None:
     out.print(made)
 
 
-def show_verify(data: Mapping[str, Any]) -> None:
-    """Print the reports of a verification: rows, what explains them, findings, claims and failures; then one line of sums."""
+def show_verify(data: Mapping[str, Any], rows: bool = False) -> None:
+    """Print the reports of a verification, the rest of it, and one line of sums.
+
+    Of more than two reports the exact rows are counted, not listed, unless `rows` asks for them.
+    """
     out = console()
-    for report in data.get("reports", ()):
-        _show_report(out, report)
+    reports = data.get("reports", ())
+    for report in reports:
+        _show_report(out, report, every=rows or len(reports) <= 2)
     for explained in data.get("explain", ()):
         _show_explained(out, explained)
     if data.get("failures"):
@@ -277,7 +281,7 @@ def _cell(value: Any) -> str:
     return "" if value == "" else exact(value)
 
 
-def _show_report(out: Console, report: Mapping[str, Any]) -> None:
+def _show_report(out: Console, report: Mapping[str, Any], every: bool) -> None:
     title = report.get("name") or report["case"].get("architecture", {}).get("name", "")
     head = Text(f"{title} on {report['target']}: ", style="bold")
     head.append_text(status_text(report["status"]))
@@ -288,18 +292,15 @@ def _show_report(out: Console, report: Mapping[str, Any]) -> None:
     versions = report.get("environment", {}).get("versions")
     if versions:
         _line(out, "environment: " + "  ".join(f"{name} {version}" for name, version in versions.items()))
-    made = table(
-        "counter", "scope", "phase", "unit", "prediction", "observation", "residual", "status",
-        right=("prediction", "observation", "residual"), wrap=("counter", "scope", "phase"),
-    )  # fmt: skip
-    for row in report["rows"]:
-        made.add_row(
-            row["counter"], row["scope"], row["phase"], row["unit"], exact(row["prediction"]), exact(row["observation"]),
-            signed(row["residual"]), _row_status(row),
-        )  # fmt: skip
-    out.print(made)
-    for row in report["rows"]:
+    compared = [row for row in report["rows"] if not row.get("verdict")]
+    shown = [row for row in compared if every or row["status"] != "exact"]
+    if shown:
+        _show_compared(out, shown)
+    if len(shown) < len(compared):
+        _line(out, f"{_count(len(compared) - len(shown), 'row')} exact (--rows lists them)")
+    for row in shown:
         _show_notes(out, row)
+    _show_verdicts(out, [row for row in report["rows"] if row.get("verdict")], every)
     for finding in report.get("findings", ()):
         _line(out, f"finding ({finding['kind']}): {finding['text']}")
         for item in finding.get("evidence", ())[:3]:
@@ -307,8 +308,62 @@ def _show_report(out: Console, report: Mapping[str, Any]) -> None:
     out.print()
 
 
-def _row_status(row: Mapping[str, Any]) -> Text:
-    return Text(row["verdict"], style="dim") if row.get("verdict") else status_text(row["status"])
+def _show_compared(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print one section per counter and phase, one line per scope.
+
+    Laid out by hand: a label may reach into the blank before its prediction, or take a line of its own, so that three
+    long integers always stand beside each other, whole.
+    """
+    cells = [(exact(row["prediction"]), exact(row["observation"]), signed(row["residual"])) for row in rows]
+    plain = [cell for row, cell in zip(rows, cells, strict=True) if not isinstance(row["prediction"], dict)] or cells
+    heads = ("prediction", "observation", "residual")
+    widths = [max(len(head), *(len(cell[i]) for cell in plain)) for i, head in enumerate(heads)]
+    widths[1:] = [max(width, *(len(cell[i]) for cell in cells)) for i, width in enumerate(widths[1:], start=1)]
+    room = max(out.width - sum(widths) - 2 * 3 - 2 - 10, 8)
+    sections: dict[tuple[str, str, str], list[int]] = {}
+    for index, row in enumerate(rows):
+        sections.setdefault((row["counter"], row["phase"], row["unit"]), []).append(index)
+    labels = {index: f"  {rows[index]['scope'] or 'whole'}" for members in sections.values() for index in members}
+    for (counter, phase, unit), members in sections.items():
+        if len(members) == 1 and not rows[members[0]]["scope"]:
+            labels[members[0]] = " ".join(part for part in (counter, phase, f"({unit})") if part)
+    left = min(room, max(map(len, labels.values())))
+    _line(out, "")
+    head = "counter".ljust(left + 3) + "  ".join(text.rjust(width) for text, width in zip(heads, widths, strict=True))
+    out.print(Text(f"{head}  status", style="bold underline"), soft_wrap=True)
+    for (counter, phase, unit), members in sections.items():
+        if len(members) > 1 or rows[members[0]]["scope"]:
+            out.print(
+                Text(" ".join(part for part in (counter, phase, f"({unit})") if part), style="bold"), soft_wrap=True
+            )
+        for index in members:
+            label, (first, second, third) = labels[index], cells[index]
+            space = left + 3 + widths[0]
+            if len(label) + 2 + len(first) > space:
+                out.print(Text(label), soft_wrap=True)
+                label = ""
+            line = f"{label}{first.rjust(space - len(label))}  {second.rjust(widths[1])}  {third.rjust(widths[2])}  "
+            text = Text(line)
+            text.append_text(status_text(rows[index]["status"]))
+            out.print(text, soft_wrap=True)
+    _line(out, "")
+
+
+def _show_verdicts(out: Console, rows: Sequence[Mapping[str, Any]], every: bool) -> None:
+    kept = [row for row in rows if row["observation"] not in (0, None)]
+    if kept and every:
+        made = table("the compiler's own counter", "says", "verdict", right=("says",), wrap=("verdict",))
+        made.padding = (0, 1, 0, 0)
+        for row in kept:
+            made.add_row(row["counter"], exact(row["observation"]), row["verdict"])
+        out.print(made)
+    elif kept:
+        counts = _counts_of([row["verdict"].split(":")[0] for row in kept])
+        _line(out, f"the compiler's own counters: {counts} (--rows lists them)")
+
+
+def _counts_of(words: Sequence[str]) -> str:
+    return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
 
 
 def _show_notes(out: Console, row: Mapping[str, Any]) -> None:
@@ -316,8 +371,8 @@ def _show_notes(out: Console, row: Mapping[str, Any]) -> None:
     for item in row["explanations"]:
         evidence = f"  [{item['evidence']}]" if item["evidence"] else ""
         _line(out, f"{name}  {signed(item['amount'])}  {item['reason']}{evidence}")
-    if row.get("reason"):
-        _line(out, f"{name}  {row['reason']}")
+    if row.get("reason") and row["status"] != "exact":
+        _line(out, f"{name}  {row['status']}: {row['reason']}")
 
 
 def summary(data: Mapping[str, Any]) -> str:

@@ -15,8 +15,9 @@ def case_values(case: Mapping[str, Any]) -> list[tuple[str, str]]:
     values = [
         ("phase", work["phase"]), ("batch", work["batch"]), ("seq", work["new_tokens"]), ("past", work["past_tokens"]),
         ("logits", work["logits"]), ("accumulate", work["accumulate"]), ("precision", state["name"]),
-        ("optimizer", state["optimizer"]), ("remat", run["remat"]), ("attention", work["attention"]), ("layers", run["layers"]),
-        ("mesh", mesh), ("zero", run["zero"]), ("sharding", run["sharding"]), ("pairs", convention["attention_pairs"]),
+        ("optimizer", state["optimizer"]), ("remat", run["remat"]), ("attention", work["attention"]),
+        ("layers", run["layers"]), ("mesh", mesh), ("zero", run["zero"]), ("sharding", run["sharding"]),
+        ("pairs", convention["attention_pairs"]),
     ]  # fmt: skip
     if work["attention"] != "materialised":
         values.append(("attention-block", work["attention_block"]))

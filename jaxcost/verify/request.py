@@ -17,9 +17,9 @@ class VerifyRequest:
     """One run of `jaxcost verify`.
 
     `models` are MODEL texts as given; without any (and without a case file, suite, fuzz or replay) the default suite
-    runs. `case_options` holds only the options given by flags, over `jaxcost.contracts.case.OPTION_NAMES`; they override
-    those of `case_file`. `targets` are target texts, empty for all available. `fuzz` is the number of random cases, None
-    for none. `record` and `replay` are folders, `observation` a bundle. `explain` is a row's key
+    runs. `case_options` holds only the options given by flags, over `jaxcost.contracts.case.OPTION_NAMES`; they
+    override those of `case_file`. `targets` are target texts, empty for all available. `fuzz` is the number of random
+    cases, None for none. `record` and `replay` are folders, `observation` a bundle. `explain` is a row's key
     `counter[:scope][:phase]`. `progress` takes one line at a time, for standard error.
     """
 

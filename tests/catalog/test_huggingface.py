@@ -16,31 +16,87 @@ from jaxcost.catalog.inert import INERT
 from jaxcost.contracts.errors import RejectedError
 
 LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
-    "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
-    "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32,
-    "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-    "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
 QWEN2: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
-    "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
-    "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
-    "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
-    "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.40.1",
-    "use_cache": True, "use_mrope": False, "use_sliding_window": False, "vocab_size": 151936,
-}  # fmt: skip
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "initializer_range": 0.02,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 24,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1",
+    "use_cache": True,
+    "use_mrope": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
 GPT2: dict[str, Any] = {
-    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
-    "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2",
-    "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1,
-    "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
-    "summary_use_proj": True, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 50256,
+    "embd_pdrop": 0.1,
+    "eos_token_id": 50256,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "summary_activation": None,
+    "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
     "vocab_size": 50257,
-}  # fmt: skip
+}
 RELEASED = [(LLAMA, "llama-3.1-8b"), (QWEN2, "qwen2.5-0.5b"), (GPT2, "gpt2")]
 
 
@@ -64,13 +120,23 @@ def test_released_config_is_the_manifest(config: dict[str, Any], name: str, tmp_
 @pytest.mark.parametrize(
     ("config", "change"),
     [
-        (LLAMA, {"rope_theta": 10000.0}), (LLAMA, {"rms_norm_eps": 1e-06}), (LLAMA, {"rope_scaling": None}),
-        (LLAMA, {"tie_word_embeddings": True}), (LLAMA, {"attention_bias": True}), (LLAMA, {"mlp_bias": True}),
-        (LLAMA, {"vocab_size": 128257}), (LLAMA, {"head_dim": 64}), (LLAMA, {"attention_dropout": 0.1}),
-        (LLAMA, {"hidden_act": "gelu"}), (QWEN2, {"num_key_value_heads": 7}), (GPT2, {"n_inner": 3000}),
-        (GPT2, {"n_positions": 2048}), (GPT2, {"attn_pdrop": 0.0}), (GPT2, {"tie_word_embeddings": False}),
+        (LLAMA, {"rope_theta": 10000.0}),
+        (LLAMA, {"rms_norm_eps": 1e-06}),
+        (LLAMA, {"rope_scaling": None}),
+        (LLAMA, {"tie_word_embeddings": True}),
+        (LLAMA, {"attention_bias": True}),
+        (LLAMA, {"mlp_bias": True}),
+        (LLAMA, {"vocab_size": 128257}),
+        (LLAMA, {"head_dim": 64}),
+        (LLAMA, {"attention_dropout": 0.1}),
+        (LLAMA, {"hidden_act": "gelu"}),
+        (QWEN2, {"num_key_value_heads": 7}),
+        (GPT2, {"n_inner": 3000}),
+        (GPT2, {"n_positions": 2048}),
+        (GPT2, {"attn_pdrop": 0.0}),
+        (GPT2, {"tie_word_embeddings": False}),
     ],
-)  # fmt: skip
+)
 def test_keys_of_the_graph_move_the_digest(config: dict[str, Any], change: dict[str, Any]) -> None:
     assert from_huggingface(config | change).digest != from_huggingface(config).digest
 
@@ -159,7 +225,7 @@ def test_head_dim_decouples_the_packed_width() -> None:
         (GPT2, {"model_type": "gpt_neox"}, "model_type"),
         (GPT2, {"model_type": ["gpt2"]}, "model_type"),
     ],
-)  # fmt: skip
+)
 def test_refused_by_name(config: dict[str, Any], change: dict[str, Any], path: str) -> None:
     assert path in refused(config | change)
 

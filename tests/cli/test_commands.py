@@ -100,15 +100,21 @@ def test_formulas_are_those_of_the_case(document: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--phase training --batch 1 --seq 4096 --attention materialised",
-         {"parameters.unique": 8_030_261_248, "flops.forward": 70_274_254_897_152, "flops.backward": 140_548_509_794_304,
-          "flops.recompute": 0}),
+        (
+            "--phase training --batch 1 --seq 4096 --attention materialised",
+            {
+                "parameters.unique": 8_030_261_248,
+                "flops.forward": 70_274_254_897_152,
+                "flops.backward": 140_548_509_794_304,
+                "flops.recompute": 0,
+            },
+        ),
         ("--phase training --seq 4096 --remat block", {"flops.recompute": 65_970_697_666_560}),
         ("--phase training --seq 4096 --remat attention", {"flops.recompute": 8_796_093_022_208}),
         ("--phase prefill --seq 4096 --logits final", {"flops.forward": 65_971_748_339_712}),
         ("--phase decode --past 32767", {"kv_cache.bytes": 4_294_967_296}),
     ],
-)  # fmt: skip
+)
 def test_estimate(document: Callable[..., Any], arguments: str, expected: dict[str, int]) -> None:
     data = document("estimate", "llama-3.1-8b", *arguments.split())
     jsonschema.validate(data, schema("jaxcost.estimate.v1"))
@@ -147,9 +153,14 @@ def test_spellings_and_files_give_one_case(document: Callable[..., Any], tmp_pat
 def test_tying_changes_parameters_and_no_flops(document: Callable[..., Any], tmp_path: Path) -> None:
     # A head that shares the table of the embedding does the same work; the lookup is a gather and costs no FLOPs.
     config = {
-        "model_type": "llama", "vocab_size": 151_936, "hidden_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "intermediate_size": 3072,
-    }  # fmt: skip
+        "model_type": "llama",
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "intermediate_size": 3072,
+    }
     totals = {}
     for tied in (False, True):
         path = tmp_path / f"{tied}.json"
@@ -299,6 +310,16 @@ HEAVY = (
 )
 
 
+def loaded(words: list[str], root: Path, environment: dict[str, str]) -> list[str]:
+    """Which of the slow packages a fresh process has loaded after a command."""
+    look = f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]), file=sys.stderr)"
+    code = f"import json, sys; from jaxcost.cli import main; main({words!r}); {look}"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+    names: list[str] = json.loads(done.stderr.splitlines()[-1])
+    return names
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -310,16 +331,8 @@ HEAVY = (
     ],
 )
 def test_a_fresh_process_loads_nothing_slow(root: Path, fresh_environment: dict[str, str], words: list[str]) -> None:
-    code = f"import sys; from jaxcost.cli import main; main({words!r}); print([n for n in {HEAVY!r} if n in sys.modules], file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=fresh_environment, capture_output=True, text=True, check=True
-    )
-    assert done.stderr.splitlines()[-1] == "[]"
+    assert loaded(words, root, fresh_environment) == []
 
 
 def test_the_guard_sees_what_is_loaded(root: Path, fresh_environment: dict[str, str]) -> None:
-    code = f"import sys; from jaxcost.cli import main; main(['models']); print([n for n in {HEAVY!r} if n in sys.modules], file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=fresh_environment, capture_output=True, text=True, check=True
-    )
-    assert done.stderr.splitlines()[-1] == "['rich']"
+    assert loaded(["models"], root, fresh_environment) == ["rich"]

@@ -1,4 +1,4 @@
-"""`jaxcost verify`: what reaches the run, what comes back, and the exit code. The run itself is tested in tests/verify."""
+"""`jaxcost verify`: what reaches the run, what comes back, and the exit code."""
 
 from __future__ import annotations
 
@@ -59,16 +59,50 @@ def test_nothing_given_is_nothing_asked(asked: Callable[..., VerifyRequest], cap
 
 def test_everything_given_arrives(asked: Callable[..., VerifyRequest], tmp_path: Path, capsys: Capture) -> None:
     request = asked(
-        "toy-tied", "gpt2", "--phase", "training", "--batch", "8", "--mesh", "fsdp=4,tensor=2", "--dropout", "--freeze", "embed",
-        "--freeze", "group0/attn", "--vocabulary-multiple", "128", "--pairs", "legal", "--attention-block", "64",
-        "--target", "cpu:8", "--target", "h100:8", "--strict", "--explain", "flops:head:forward", "--case", str(tmp_path / "c.toml"),
-        "--record", str(tmp_path), "--fail-on-mismatch", "--quiet",
-    )  # fmt: skip
+        "toy-tied",
+        "gpt2",
+        "--phase",
+        "training",
+        "--batch",
+        "8",
+        "--mesh",
+        "fsdp=4,tensor=2",
+        "--dropout",
+        "--freeze",
+        "embed",
+        "--freeze",
+        "group0/attn",
+        "--vocabulary-multiple",
+        "128",
+        "--pairs",
+        "legal",
+        "--attention-block",
+        "64",
+        "--target",
+        "cpu:8",
+        "--target",
+        "h100:8",
+        "--strict",
+        "--explain",
+        "flops:head:forward",
+        "--case",
+        str(tmp_path / "c.toml"),
+        "--record",
+        str(tmp_path),
+        "--fail-on-mismatch",
+        "--quiet",
+    )
     assert request.models == ("toy-tied", "gpt2")
     assert request.case_options == {
-        "phase": "training", "batch": 8, "mesh": [{"name": "fsdp", "size": 4}, {"name": "tensor", "size": 2}], "dropout": True,
-        "frozen": ["embed", "group0/attn"], "vocabulary_multiple": 128, "pairs": "legal", "attention_block": 64,
-    }  # fmt: skip
+        "phase": "training",
+        "batch": 8,
+        "mesh": [{"name": "fsdp", "size": 4}, {"name": "tensor", "size": 2}],
+        "dropout": True,
+        "frozen": ["embed", "group0/attn"],
+        "vocabulary_multiple": 128,
+        "pairs": "legal",
+        "attention_block": 64,
+    }
     assert (request.targets, request.strict, request.quiet) == (("cpu:8", "h100:8"), True, True)
     assert (request.explain, request.record, request.case_file) == ("flops:head:forward", tmp_path, tmp_path / "c.toml")
     request.progress("silent")

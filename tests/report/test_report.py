@@ -1,4 +1,4 @@
-"""How results look: exact numbers, unknown shown as unknown, pages that stand alone, documents that fit their schema."""
+"""How results look: exact numbers, unknown shown as unknown, pages that stand alone, documents that fit a schema."""
 
 from __future__ import annotations
 
@@ -30,8 +30,18 @@ def estimate() -> dict[str, Any]:
 
 def row(counter: str, prediction: Any, observation: Any, status: str, **more: Any) -> dict[str, Any]:
     residual = observation - prediction if isinstance(prediction, int) and isinstance(observation, int) else None
-    return {"counter": counter, "scope": "group0/attn", "phase": "forward", "unit": "FLOPs", "prediction": prediction,
-            "observation": observation, "residual": residual, "explanations": [], "status": status, **more}  # fmt: skip
+    return {
+        "counter": counter,
+        "scope": "group0/attn",
+        "phase": "forward",
+        "unit": "FLOPs",
+        "prediction": prediction,
+        "observation": observation,
+        "residual": residual,
+        "explanations": [],
+        "status": status,
+        **more,
+    }
 
 
 @pytest.fixture
@@ -47,9 +57,15 @@ def verified() -> dict[str, Any]:
         row("flops", 8960, 8961, "open"),
         row("xla_flops", 8960, 448, "open", verdict="a loop body counts once"),
     ]
-    report = {"name": "toy <tied>", "case": {"digest": case.digest, **case.to_data()}, "target": "cpu:1", "rows": rows,
-              "environment": {"versions": {"jax": "0.10.2"}}, "status": "open",
-              "findings": [{"kind": "remat", "text": "undone", "evidence": ["dot.1"]}]}  # fmt: skip
+    report = {
+        "name": "toy <tied>",
+        "case": {"digest": case.digest, **case.to_data()},
+        "target": "cpu:1",
+        "rows": rows,
+        "environment": {"versions": {"jax": "0.10.2"}},
+        "status": "open",
+        "findings": [{"kind": "remat", "text": "undone", "evidence": ["dot.1"]}],
+    }
     return document(
         "jaxcost.verify.v1",
         status="open",
@@ -57,12 +73,23 @@ def verified() -> dict[str, Any]:
         unavailable=[{"family": "tpu", "reason": "libtpu is not installed", "remedy": "pip install x"}],
         claims=[{"claim": "flops is exact on cpu", "outcome": "broken", "rows": ["flops"]}],
         failures=[{"fault": "a", "symptom": "b", "check": "c", "status": "caught"}],
-        fuzz={"status": "failed", "count": 2, "seed": 1, "target": "cpu:1", "drawn": 2, "checks": 3, "compiled": 1, "seconds": 1.0,
-              "failures": [{"draw": 1, "property": "tying", "message": "off by one", "case_file": "phase = 'prefill'"}]},
-        explain=[{"report": "toy", "target": "cpu:1", "row": "flops", "steps": [{"step": "residual", "rows": rows[:1]}]}],
+        fuzz={
+            "status": "failed",
+            "count": 2,
+            "seed": 1,
+            "target": "cpu:1",
+            "drawn": 2,
+            "checks": 3,
+            "compiled": 1,
+            "seconds": 1.0,
+            "failures": [{"draw": 1, "property": "tying", "message": "off by one", "case_file": "phase = 'prefill'"}],
+        },
+        explain=[
+            {"report": "toy", "target": "cpu:1", "row": "flops", "steps": [{"step": "residual", "rows": rows[:1]}]}
+        ],
         seconds=3.25,
         calibration_seconds=0.5,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,8 +121,11 @@ def test_signs_and_units() -> None:
         "bytes",
     )
     assert flat({"a": 1, "b": {"c": 2, "d": {"e": 3}}, "f": {}, "g": {"lower": 1, "upper": 2}}) == [
-        ("a", 1), ("b.c", 2), ("b.d.e", 3), ("g", {"lower": 1, "upper": 2}),
-    ]  # fmt: skip
+        ("a", 1),
+        ("b.c", 2),
+        ("b.d.e", 3),
+        ("g", {"lower": 1, "upper": 2}),
+    ]
 
 
 def test_reasons_of_unknown_totals() -> None:
@@ -180,8 +210,22 @@ def test_verify_table(
     show_verify(verified)
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 100
-    for part in ("8,960", "8,704", "-256", "+1", "10 .. 20", "not supplied", "<multiply>", "finding (remat): undone", "jax 0.10.2",
-                 "claim broken", "libtpu is not installed", "draw 1, tying: off by one", "1. residual", "caught"):  # fmt: skip
+    for part in (
+        "8,960",
+        "8,704",
+        "-256",
+        "+1",
+        "10 .. 20",
+        "not supplied",
+        "<multiply>",
+        "finding (remat): undone",
+        "jax 0.10.2",
+        "claim broken",
+        "libtpu is not installed",
+        "draw 1, tying: off by one",
+        "1. residual",
+        "caught",
+    ):
         assert part in text, part
     assert summary(verified) == (
         "1 report, 1 row open, 1 row unmeasured, 1 row bounded, 1 row explained, 1 row exact, 1 failure row caught. "
