@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -36,6 +37,7 @@ COLOURS = {
     "passed": "green",
     "caught": "green",
     "missed": "bold red",
+    "not reached": "yellow",
 }
 
 
@@ -249,10 +251,13 @@ def _show_fuzz(out: Console, fuzz: Mapping[str, Any]) -> None:
     out.print(head)
     _line(out, f"{fuzz['drawn']} of {fuzz['count']} drawn from seed {fuzz['seed']}, {fuzz['checks']} checks, "
                f"{fuzz['compiled']} programs compiled for {fuzz['target']}, {fuzz['seconds']} s")  # fmt: skip
+    cases: dict[str, int] = {}
     for failure in fuzz["failures"]:
         _line(out, f"draw {failure['draw']}, {failure['property']}: {failure['message']}", style="bold red")
-        if failure.get("case_file"):
-            out.print(Text(str(failure["case_file"])), soft_wrap=True)
+        cases.setdefault(json.dumps(failure["case_file"]), failure["draw"])
+    for case, draw in cases.items():
+        _line(out, f"draw {draw} as a case file (jaxcost verify --case FILE.json):")
+        out.print(Text(case), soft_wrap=True)
 
 
 def _show_explained(out: Console, explained: Mapping[str, Any]) -> None:
@@ -396,7 +401,8 @@ def summary(data: Mapping[str, Any]) -> str:
 
 
 def _counts(statuses: Sequence[str], what: str) -> list[str]:
-    return [f"{_count(statuses.count(status), what)} {status}" for status in COLOURS if status in statuses]
+    known = dict.fromkeys([status for status in COLOURS if status in statuses] + list(statuses))
+    return [f"{_count(statuses.count(status), what)} {status}" for status in known]
 
 
 def _count(number: int, what: str) -> str:

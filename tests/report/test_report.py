@@ -82,7 +82,7 @@ def verified() -> dict[str, Any]:
             "checks": 3,
             "compiled": 1,
             "seconds": 1.0,
-            "failures": [{"draw": 1, "property": "tying", "message": "off by one", "case_file": "phase = 'prefill'"}],
+            "failures": [{"draw": 1, "property": "tying", "message": "off by one", "case_file": {"phase": "prefill"}}],
         },
         explain=[
             {"report": "toy", "target": "cpu:1", "row": "flops", "steps": [{"step": "residual", "rows": rows[:1]}]}
@@ -223,6 +223,7 @@ def test_verify_table(
         "claim broken",
         "libtpu is not installed",
         "draw 1, tying: off by one",
+        '{"phase": "prefill"}',
         "1. residual",
         "caught",
     ):
