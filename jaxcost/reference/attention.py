@@ -17,6 +17,8 @@ from jax.typing import DTypeLike
 
 from jaxcost.reference.layers import Run, dropout
 
+Pair = tuple[jax.Array, jax.Array]
+Triple = tuple[jax.Array, jax.Array, jax.Array]
 FORBIDDEN = float(np.finfo(np.float32).min) / 2  # finite, so that a wholly masked block gives no NaN
 
 
@@ -75,10 +77,10 @@ def _forward(
     """Return the output and the log-sum-exp of each row, `[b, s, k, g]` in fp32."""
     keys, values = _split(k, blocks.key), _split(v, blocks.key)
 
-    def row(_: None, item: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+    def row(_: None, item: Pair) -> tuple[None, Pair]:
         i, query = item
 
-        def column(state: tuple[jax.Array, ...], item: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], None]:
+        def column(state: Triple, item: Triple) -> tuple[Triple, None]:
             highest, total, mixed = state
             j, k_block, v_block = item
             with jax.named_scope("scores"):
@@ -125,12 +127,10 @@ def _backward_rule(blocks: Blocks, saved: tuple[jax.Array, ...], g: jax.Array) -
     rows = tuple(_split(x, blocks.query) for x in (q, g, lse, delta))
     row_numbers = jnp.arange(len(rows[0]))
 
-    def column(dq: jax.Array, item: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def column(dq: jax.Array, item: Triple) -> tuple[jax.Array, Pair]:
         j, k_block, v_block = item
 
-        def row(
-            state: tuple[jax.Array, jax.Array], item: tuple[jax.Array, ...]
-        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        def row(state: Pair, item: tuple[jax.Array, ...]) -> tuple[Pair, jax.Array]:
             dk, dv = state
             i, query, dout, row_lse, row_delta = item
             with jax.named_scope("replay"):
@@ -163,8 +163,8 @@ blockwise.defvjp(_forward_rule, _backward_rule)
 
 
 def _scores(query: jax.Array, key: jax.Array) -> jax.Array:
-    scores = jnp.einsum("bskge,btke->bskgt", query, key, preferred_element_type=jnp.float32)
-    return scores * query.shape[-1] ** -0.5
+    scores: jax.Array = jnp.einsum("bskge,btke->bskgt", query, key, preferred_element_type=jnp.float32)
+    return scores * float(query.shape[-1] ** -0.5)
 
 
 def _mask(scores: jax.Array, first_row: jax.Array, i: jax.Array, j: jax.Array, blocks: Blocks) -> jax.Array:

@@ -16,19 +16,21 @@ class Cache(eqx.Module):
     keys: jax.Array
     values: jax.Array
 
-    def write(self, k: jax.Array, v: jax.Array, row: jax.Array, layer: jax.Array | None) -> Cache:
-        """Return the cache with rows k, v `[b, s, k, e]` written from position `row` on (in layer `layer` of a stack)."""
+    def write(self, k: jax.Array, v: jax.Array, row: jax.Array, layer: jax.Array | int) -> Cache:
+        """Return the cache with rows k, v `[b, s, k, e]` written from position `row` on, in `layer` of a stack."""
         return Cache(_write(self.keys, k, row, layer), _write(self.values, v, row, layer))
 
-    def read(self, layer: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def read(self, layer: jax.Array | int) -> tuple[jax.Array, jax.Array]:
         """Return all rows `[b, t, k, e]` of keys and values."""
-        if layer is None:
-            return self.keys, self.values
-        return tuple(jax.lax.dynamic_index_in_dim(x, layer, keepdims=False) for x in (self.keys, self.values))  # type: ignore[return-value]  # two
+        return _read(self.keys, layer), _read(self.values, layer)
 
 
-def _write(store: jax.Array, rows: jax.Array, row: jax.Array, layer: jax.Array | None) -> jax.Array:
+def _write(store: jax.Array, rows: jax.Array, row: jax.Array, layer: jax.Array | int) -> jax.Array:
     rows = rows.astype(store.dtype)
-    if layer is None:
+    if store.ndim == 4:
         return jax.lax.dynamic_update_slice(store, rows, (0, row, 0, 0))
     return jax.lax.dynamic_update_slice(store, rows[None], (layer, 0, row, 0, 0))
+
+
+def _read(store: jax.Array, layer: jax.Array | int) -> jax.Array:
+    return store if store.ndim == 4 else jax.lax.dynamic_index_in_dim(store, layer, keepdims=False)

@@ -61,7 +61,7 @@ class Linear(eqx.Module):
 
 
 class Norm(eqx.Module):
-    """Root mean square norm (Zhang & Sennrich 2019, arXiv:1910.07467) or layer norm (Ba et al. 2016, arXiv:1607.06450)."""
+    """Root mean square norm (Zhang & Sennrich 2019, arXiv:1910.07467) or, `centred`, layer norm (arXiv:1607.06450)."""
 
     scale: jax.Array | None
     bias: jax.Array | None

@@ -12,8 +12,9 @@ array of its own: the token table is used twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -50,12 +51,17 @@ Make = Callable[[Parameter], Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a layer stands in a step: rotary angles and position of its first row, its cache and its dropout keys."""
+    """Where a layer stands in a step.
+
+    `first_row` is the position of its first row, `angles` its rotary angles, `layers_before` the layers of earlier
+    groups, `layer` its number in the group, `key` its dropout key.
+    """
 
     first_row: jax.Array
     angles: tuple[jax.Array, jax.Array] | None
+    layers_before: int = 0
     cache: Cache | None = None
-    layer: jax.Array | None = None
+    layer: jax.Array | int = 0
     key: jax.Array | None = None
 
     def site_key(self, site: int) -> jax.Array | None:
@@ -173,36 +179,31 @@ def build(case: Case, make: Make) -> Decoder:
     if arch.learned_positions is not None:
         sizes["rows"] = arch.learned_positions.rows
 
-    def leaf(scope: str, name: str, axes: tuple[str, ...], extents: dict[str, int]) -> Any:
-        return make(Parameter(scope, name, axes, tuple(extents[axis] for axis in axes), dtype))
+    def leaf(
+        group: str, stack: tuple[str, ...], extents: dict[str, int], scope: str, name: str, own: Sequence[str]
+    ) -> Any:
+        axes = (*stack, *own)
+        return make(Parameter(group + scope, name, axes, tuple(extents[axis] for axis in axes), dtype))
 
-    groups = []
+    groups: list[Layer | tuple[Layer, ...]] = []
     for index, group in enumerate(arch.groups):
-        attention, scope = group.layer.attention, f"group{index}"
+        attention = group.layer.attention
         extents = {
-            **sizes, "layer": group.repeat, "h": attention.query_heads, "k": attention.kv_heads, "e": attention.head_dim,
-            "f": group.layer.mlp.width,
+            **sizes, "layer": group.repeat, "h": attention.query_heads, "k": attention.kv_heads,
+            "e": attention.head_dim, "f": group.layer.mlp.width,
         }  # fmt: skip
-
-        def inside(
-            part: str, name: str, axes: str, stacked: bool, scope: str = scope, extents: dict[str, int] = extents
-        ) -> Any:
-            return leaf(f"{scope}/{part}", name, (("layer",) if stacked else ()) + tuple(axes), extents)
-
-        if case.execution.layers == "scan":
-            groups.append(_layer(group.layer, lambda *a, inside=inside: inside(*a, True)))
-        else:
-            groups.append(
-                tuple(_layer(group.layer, lambda *a, inside=inside: inside(*a, False)) for _ in range(group.repeat))
-            )
-    positions = (
-        None if arch.learned_positions is None else Table(leaf("embed/positions", "weight", ("rows", "d"), sizes))
-    )
+        scanned = case.execution.layers == "scan"
+        inside = partial(leaf, f"group{index}/", ("layer",) if scanned else (), extents)
+        layers = [_layer(group.layer, inside) for _ in range(1 if scanned else group.repeat)]
+        groups.append(layers[0] if scanned else tuple(layers))
+    outside = partial(leaf, "", (), sizes)
+    tokens = Table(outside("embed/tokens", "weight", "vd"))
+    positions = Table(outside("embed/positions", "weight", ["rows", "d"])) if arch.learned_positions else None
     return Decoder(
-        embed=Embedding(Table(leaf("embed/tokens", "weight", ("v", "d"), sizes)), positions),
+        embed=Embedding(tokens, positions),
         groups=tuple(groups),
-        final_norm=_norm("final_norm", arch.final_norm, lambda *a: leaf(a[0], a[1], tuple(a[2]), sizes)),
-        head=None if arch.tied else Head(leaf("head", "weight", ("d", "v"), sizes)),
+        final_norm=_norm("final_norm", arch.final_norm, outside),
+        head=None if arch.tied else Head(outside("head", "weight", "dv")),
     )
 
 

@@ -71,7 +71,7 @@ def state_shardings(state: Any, parameters: Any, layout: Layout) -> Any:
     `parameters` holds a `Parameter` record per trainable array. A state leaf belongs to the parameter whose pytree path
     ends its own. Adafactor's factors lack one of the two largest axes: rows the largest, columns the second.
     """
-    known = {path: p for path, p in jax.tree_util.tree_flatten_with_path(parameters)[0]}
+    known = dict(jax.tree_util.tree_flatten_with_path(parameters)[0])
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> Any:
         owner = next((known[path[i:]] for i in range(len(path)) if path[i:] in known), None)

@@ -18,8 +18,8 @@ from jaxcost.contracts.architecture import Rotary, RotaryScaling
 def frequencies(rotary: Rotary) -> np.ndarray:
     """Return the fp32 angles per position of each pair, `[dimensions / 2]`."""
     exponents = np.arange(0, rotary.dimensions, 2, dtype=np.float32) / np.float32(rotary.dimensions)
-    plain = (1.0 / np.float32(rotary.theta) ** exponents).astype(np.float32)
-    return plain if rotary.scaling is None else _stretch(plain, rotary.scaling)
+    plain: np.ndarray = (1.0 / np.float32(rotary.theta) ** exponents).astype(np.float32)
+    return _stretch(plain, rotary.scaling) if rotary.scaling else plain
 
 
 def _stretch(plain: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
@@ -28,7 +28,8 @@ def _stretch(plain: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
     turns = scaling.original_positions / wavelength
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return ((1 - blend) * plain / scaling.factor + blend * plain).astype(np.float32)
+    stretched: np.ndarray = (1 - blend) * plain / scaling.factor + blend * plain
+    return stretched.astype(np.float32)
 
 
 def angles(rotary: Rotary | None, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:

@@ -24,7 +24,7 @@ def abstract_caches(case: Case) -> tuple[GroupCache, ...]:
     def store(group: Any, stacked: bool) -> Cache:
         attention = group.layer.attention
         shape = (case.workload.batch, case.workload.visible_tokens, attention.kv_heads, attention.head_dim)
-        rows = jax.ShapeDtypeStruct((group.repeat, *shape) if stacked else shape, dtype)
+        rows: Any = jax.ShapeDtypeStruct((group.repeat, *shape) if stacked else shape, dtype)
         return Cache(rows, rows)
 
     if case.execution.layers == "scan":

@@ -101,7 +101,8 @@ class Layout:
         """Return an activation held to its shards (the cotangent too)."""
         if self.mesh is None or not self.explicit:
             return x
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(axes, rules)))
+        held: jax.Array = jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(axes, rules)))
+        return held
 
 
 def _gather(weight: jax.Array, stored: NamedSharding, used: NamedSharding) -> jax.Array:
@@ -112,7 +113,8 @@ def _gather(weight: jax.Array, stored: NamedSharding, used: NamedSharding) -> ja
 
     @jax.custom_vjp
     def gather(w: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(w, used)
+        held: jax.Array = jax.lax.with_sharding_constraint(w, used)
+        return held
 
     def forward(w: jax.Array) -> tuple[jax.Array, None]:
         return gather(w), None

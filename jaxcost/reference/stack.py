@@ -7,6 +7,7 @@ same body written out; recomputation wraps that body, so both share every line.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -103,52 +104,53 @@ def hidden(
         with jax.named_scope(f"group{index}"):
             with jax.named_scope("attn"), jax.named_scope("rotary"):
                 turned = angles(group.layer.attention.rotary, positions)
-            place = Place(first_row, turned, key=key)
-            cache = None if caches is None else caches[index]
-            x, cache = _group(layers, x, place, cache, layers_before, group.repeat, case.execution.remat, run)
+            place = Place(first_row, turned, layers_before, key=key)
+            given = None if caches is None else caches[index]
+            x, cache = _group(layers, x, place, given, case.execution.remat, run)
         written.append(cache)
         layers_before += group.repeat
     return x, tuple(written)
 
 
 def _group(
-    layers: Layer | tuple[Layer, ...],
-    x: jax.Array,
-    place: Place,
-    cache: GroupCache | None,
-    layers_before: int,
-    repeat: int,
-    remat: str,
-    run: Run,
+    layers: Layer | tuple[Layer, ...], x: jax.Array, place: Place, cache: GroupCache | None, remat: str, run: Run
 ) -> tuple[jax.Array, GroupCache]:
-    scanned = isinstance(layers, Layer)
-
-    def plain(layer: Layer, x: jax.Array, number: jax.Array | int, cache: Cache | None) -> tuple[jax.Array, Cache]:
-        key = None if place.key is None else jax.random.fold_in(place.key, layers_before + 1 + number)
-        inner = number if scanned and cache is not None else None
-        return layer(x, Place(place.first_row, place.angles, cache, inner, key), run)
-
-    apply = plain
-    if remat in LAYER_POLICIES:
-        # Inside a loop forward and replay cannot meet, so no barrier is needed; a loop of one is no loop.
-        apply = jax.checkpoint(plain, policy=LAYER_POLICIES[remat], prevent_cse=not scanned or repeat == 1)
-
-    if not scanned:
+    """Run one group."""
+    if isinstance(layers, tuple):
         pieces = []
         for number, layer in enumerate(layers):
-            x, piece = apply(layer, x, number, None if cache is None else cache[number])
+            piece = cache[number] if isinstance(cache, tuple) else None
+            x, piece = _body(place, remat, run, loop=False)(layer, x, number, piece)
             pieces.append(piece)
         return x, tuple(pieces)
 
+    repeat = jax.tree.leaves(layers)[0].shape[0]
     numbers = jnp.arange(repeat, dtype=jnp.int32)
-    if cache is None:
+    body = _body(place, remat, run, loop=repeat > 1)
+    if not isinstance(cache, Cache):
 
         def fresh(x: jax.Array, item: tuple[Layer, jax.Array]) -> tuple[jax.Array, Cache]:
-            return apply(item[0], x, item[1], None)
+            return body(item[0], x, item[1], None)
 
         return jax.lax.scan(fresh, x, (layers, numbers))
 
     def carried(state: tuple[jax.Array, Cache], item: tuple[Layer, jax.Array]) -> tuple[tuple[jax.Array, Cache], None]:
-        return apply(item[0], state[0], item[1], state[1]), None
+        return body(item[0], state[0], item[1], state[1]), None
 
     return jax.lax.scan(carried, (x, cache), (layers, numbers))[0]
+
+
+Body = Callable[[Layer, jax.Array, "jax.Array | int", "Cache | None"], "tuple[jax.Array, Cache]"]
+
+
+def _body(place: Place, remat: str, run: Run, *, loop: bool) -> Body:
+    """Return one layer as a function of its weights, input, number in the group and cache, recomputed as declared."""
+
+    def plain(layer: Layer, x: jax.Array, number: jax.Array | int, cache: Cache | None) -> tuple[jax.Array, Cache]:
+        key = None if place.key is None else jax.random.fold_in(place.key, place.layers_before + 1 + number)
+        return layer(x, replace(place, cache=cache, layer=number, key=key), run)
+
+    if remat not in LAYER_POLICIES:
+        return plain
+    # Inside a loop forward and replay cannot meet, so no barrier is needed; a loop of one is no loop.
+    return jax.checkpoint(plain, policy=LAYER_POLICIES[remat], prevent_cse=not loop)

@@ -54,38 +54,56 @@ def make_step(case: Case, mesh: Mesh | None = None) -> Step:
         RejectedError: where the network cannot execute the case (see `stack.make_run`).
     """
     layout = Layout(mesh, case.execution.sharding == "explicit")
-    work = case.workload
-    whole = layout.of_spec(PartitionSpec())
-    sequences = layout.named("bs", ACTIVATION)
-    tokens = jax.ShapeDtypeStruct((work.batch, work.new_tokens), jnp.int32)
-    logits = layout.named("bsv", ACTIVATION)
-    if work.phase == "training":
-        function: Callable[..., Any] = make_training_step(case, layout)
-        names, arguments, donate = ("state", "tokens"), (abstract_state(case), tokens), (0,)
-        state = state_shardings(case, layout)
-        inputs, outputs = (state, sequences), (state, whole)
-        if dropout_acts(case):
-            names, arguments = (*names, "key"), (*arguments, jax.ShapeDtypeStruct((2,), jnp.uint32))
-            inputs = (*inputs, whole)
-    else:
-        model = abstract_model(case)
-        stored = jax.tree.map(lambda p: layout.parameter(p.axes), parameter_tree(case))
-        caches = cache_shardings(case, layout)
-        outputs = (logits, caches)
-        if work.phase == "prefill":
-            function, donate = make_prefill_step(case, layout), ()
-            names, arguments, inputs = ("parameters", "tokens"), (model, tokens), (stored, sequences)
-        else:
-            function, donate = make_decode_step(case, layout), (1,)
-            names = ("parameters", "caches", "tokens", "position")
-            arguments = (model, abstract_caches(case), tokens, jax.ShapeDtypeStruct((), jnp.int32))
-            inputs = (stored, caches, sequences, whole)
-    if not case.execution.donate:
-        donate = ()
+    function, named, donated, outputs = _PHASES[case.workload.phase](case, layout)
+    names = tuple(named)
+    arguments = tuple(abstract for abstract, _ in named.values())
+    donate = tuple(names.index(name) for name in donated) if case.execution.donate else ()
     if mesh is None:
         return Step(function, arguments, names, donate, None, None)
+    inputs = tuple(sharding for _, sharding in named.values())
     placed = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), arguments, inputs)
     return Step(function, placed, names, donate, inputs, outputs)
+
+
+# function, arguments by name with their shardings, names of donated arguments, shardings of the results
+Parts = tuple[Callable[..., Any], dict[str, tuple[Any, Any]], tuple[str, ...], Any]
+
+
+def _training(case: Case, layout: Layout) -> Parts:
+    state, whole = state_shardings(case, layout), layout.of_spec(PartitionSpec())
+    named = {"state": (abstract_state(case), state), "tokens": _tokens(case, layout)}
+    if dropout_acts(case):
+        named["key"] = (jax.ShapeDtypeStruct((2,), jnp.uint32), whole)
+    return make_training_step(case, layout), named, ("state",), (state, whole)
+
+
+def _prefill(case: Case, layout: Layout) -> Parts:
+    named = {"parameters": _parameters(case, layout), "tokens": _tokens(case, layout)}
+    outputs = (layout.named("bsv", ACTIVATION), cache_shardings(case, layout))
+    return make_prefill_step(case, layout), named, (), outputs
+
+
+def _decode(case: Case, layout: Layout) -> Parts:
+    caches = cache_shardings(case, layout)
+    named = {
+        "parameters": _parameters(case, layout),
+        "caches": (abstract_caches(case), caches),
+        "tokens": _tokens(case, layout),
+        "position": (jax.ShapeDtypeStruct((), jnp.int32), layout.of_spec(PartitionSpec())),
+    }
+    return make_decode_step(case, layout), named, ("caches",), (layout.named("bsv", ACTIVATION), caches)
+
+
+_PHASES = {"training": _training, "prefill": _prefill, "decode": _decode}
+
+
+def _tokens(case: Case, layout: Layout) -> tuple[Any, Any]:
+    shape = (case.workload.batch, case.workload.new_tokens)
+    return jax.ShapeDtypeStruct(shape, jnp.int32), layout.named("bs", ACTIVATION)
+
+
+def _parameters(case: Case, layout: Layout) -> tuple[Any, Any]:
+    return abstract_model(case), jax.tree.map(lambda p: layout.parameter(p.axes), parameter_tree(case))
 
 
 def random_arguments(case: Case, key: jax.Array) -> tuple[Any, ...]:

@@ -20,6 +20,8 @@ from jaxcost.reference.model import Decoder, abstract_model, build, init_model, 
 from jaxcost.reference.sharding import Layout
 from jaxcost.reference.stack import dropout_acts, hidden, make_run
 
+Found = tuple[jax.Array, Decoder]  # loss and gradients
+
 
 class TrainState(eqx.Module):
     """Parameters, the master copy of the trained ones (where the policy has it) and the optimizer state of optax."""
@@ -44,7 +46,8 @@ def init_state(case: Case, parameters: Decoder) -> TrainState:
 
 def abstract_state(case: Case) -> TrainState:
     """Return the state as shapes; nothing is allocated."""
-    return eqx.filter_eval_shape(lambda model: init_state(case, model), abstract_model(case))
+    state: TrainState = eqx.filter_eval_shape(lambda model: init_state(case, model), abstract_model(case))
+    return state
 
 
 def random_state(case: Case, key: jax.Array) -> TrainState:
@@ -93,7 +96,7 @@ def cross_entropy(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.sum(losses) / (tokens.shape[0] * max(rows - 1, 1))
 
 
-def make_gradients(case: Case, layout: Layout) -> Callable[..., tuple[jax.Array, Decoder]]:
+def make_gradients(case: Case, layout: Layout) -> Callable[..., Found]:
     """Return gradients(parameters, tokens, key) -> (loss, gradients of the trained arrays), accumulated if declared."""
     loss = make_loss(case, make_run(case, layout))
     mask, count = trainable(case), case.workload.accumulate
@@ -103,22 +106,22 @@ def make_gradients(case: Case, layout: Layout) -> Callable[..., tuple[jax.Array,
     def pinned(gradients: Decoder) -> Decoder:
         if shards is None or not layout.explicit:
             return gradients
-        return jax.tree.map(jax.lax.with_sharding_constraint, gradients, shards)
+        held: Decoder = jax.tree.map(jax.lax.with_sharding_constraint, gradients, shards)
+        return held
 
-    def once(parameters: Decoder, tokens: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Decoder]:
+    def once(parameters: Decoder, tokens: jax.Array, key: jax.Array | None) -> Found:
         trained, frozen = eqx.partition(parameters, mask)
         value, gradients = jax.value_and_grad(lambda t: loss(eqx.combine(t, frozen), tokens, key))(trained)
         return value, pinned(optim.cast(gradients, dtype))
 
-    def accumulated(parameters: Decoder, tokens: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Decoder]:
+    def accumulated(parameters: Decoder, tokens: jax.Array, key: jax.Array | None) -> Found:
         # Every count-th sequence, not runs of them: each device keeps its own sequences.
         micro = jnp.swapaxes(tokens.reshape(-1, count, tokens.shape[1]), 0, 1)
 
-        def body(
-            total: tuple[jax.Array, Decoder], item: tuple[jax.Array, jax.Array]
-        ) -> tuple[tuple[jax.Array, Decoder], None]:
+        def body(total: Found, item: tuple[jax.Array, jax.Array]) -> tuple[Found, None]:
             number, part = item
-            found = once(parameters, layout.pin(part, "bs"), None if key is None else jax.random.fold_in(key, number))
+            micro_key = None if key is None else jax.random.fold_in(key, number)
+            found = once(parameters, layout.pin(part, "bs"), micro_key)
             with jax.named_scope("optimizer"):
                 return jax.tree.map(jnp.add, total, found), None
 
@@ -135,21 +138,17 @@ def make_training_step(case: Case, layout: Layout) -> Callable[..., tuple[TrainS
     gradients_of = make_gradients(case, layout)
     optimizer, mask = optim.make_optimizer(case.state), trainable(case)
 
-    def step(state: TrainState, tokens: jax.Array, key: jax.Array | None) -> tuple[TrainState, jax.Array]:
+    def training_step_with_key(
+        state: TrainState, tokens: jax.Array, key: jax.Array | None
+    ) -> tuple[TrainState, jax.Array]:
         value, gradients = gradients_of(state.parameters, tokens, key)
         with jax.named_scope("optimizer"):
             trained, frozen = eqx.partition(state.parameters, mask)
-            trained, master, inner = optim.update(
-                optimizer, case.state, gradients, state.optimizer, trained, state.master
-            )
-        return TrainState(eqx.combine(trained, frozen), master, inner), value
+            kept, master = state.optimizer, state.master
+            trained, master, kept = optim.update(optimizer, case.state, gradients, kept, trained, master)
+        return TrainState(eqx.combine(trained, frozen), master, kept), value
 
     def training_step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, jax.Array]:
-        return step(state, tokens, None)
+        return training_step_with_key(state, tokens, None)
 
-    def training_step_with_dropout(
-        state: TrainState, tokens: jax.Array, key: jax.Array
-    ) -> tuple[TrainState, jax.Array]:
-        return step(state, tokens, key)
-
-    return training_step_with_dropout if dropout_acts(case) else training_step
+    return training_step_with_key if dropout_acts(case) else training_step
