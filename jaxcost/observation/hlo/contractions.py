@@ -18,7 +18,7 @@ from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 from jaxcost.observation.hlo.origins import Places, argument_of, behind, source_of
 from jaxcost.observation.hlo.schema import Proto, rejected
-from jaxcost.observation.hlo.scope import common_scope, primitive_of
+from jaxcost.observation.hlo.scope import Place, common_scope, primitive_of
 from jaxcost.observation.hlo.trips import ZERO, Executions, Total, exact
 
 _GEMM = ("__cublas$lt$matmul", "__cublas$gemm")
@@ -212,6 +212,8 @@ class _Reader:
     ) -> Contraction:
         """The record of `at`; `numbers` when it is a product of two matrices, whose padding can then be found."""
         where, op_name = self.places.named(at)
+        if not op_name:
+            where = self._by_weight(at, where)
         times = self.counts[at.computation.id]
         total = (
             Total(None, None, f"the FLOPs of {at.name} are not known") if flops is None else times.times(exact(flops))
@@ -353,6 +355,17 @@ class _Reader:
             return tuple(pieces), shared.rpartition("/")[0] if shared == scope else shared, False
         return (), scope, True
 
+    def _by_weight(self, at: Instruction, where: Place) -> Place:
+        """The place of a dot whose name the compiler dropped: the weight it multiplies, if it multiplies one, tells."""
+        arguments = [argument_of(self.module, operand) for operand in at.operands[:2]]
+        paths = {argument.op_name for argument in arguments if argument is not None}
+        if len(paths) != 1:
+            return where
+        scope = self._scope_of_argument(paths.pop(), where.scope)
+        inside = "/" in scope and scope.split("/")[0] == where.scope.split("/")[0]
+        alone = not where.scope and scope and "/" not in scope  # a tied table names the lookup, not the product
+        return Place(scope, where.phase) if inside or alone else where
+
     def _scope_of_argument(self, path: str, scope: str) -> str:
         """The scope of a weight by its path, when the path names a known component (`params.attn.q_proj.weight`)."""
         if not path or not self.places.scopes:
@@ -361,11 +374,12 @@ class _Reader:
         named = [w for w in words if w in self.places.scopes]
         if not named:
             return ""
-        above = scope.split("/")
-        for depth in range(len(above), 0, -1):
-            if above[depth - 1] == named[0] and len(named) > 1:
-                return "/".join(above[: depth - 1] + named)
-        return "/".join([*above[:-1], named[-1]])
+        above = scope.split("/") if scope else []
+        if len(named) == 1:
+            return "/".join([*above[:-1], *named])
+        # `groups[0].mlp.up` under the scope `group0/attn/q_proj` of the dot it was merged into is `group0/mlp/up`.
+        depth = above.index(named[0]) if named[0] in above else 1
+        return "/".join([*above[:depth], *named])
 
     # The lists ----------------------------------------------------------------------------------------------------
 

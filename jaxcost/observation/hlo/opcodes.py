@@ -62,5 +62,6 @@ MOVEMENT = frozenset(
 HARMLESS_TARGETS = frozenset(
     """AssumeGatherIndicesInBound GatherScatterIndicesBitpacked AsyncCollectiveStart AsyncCollectiveDone AllocateBuffer
     CreateBuffer Sharding SPMDFullToShardShape SPMDShardToFullShape annotate_device_placement MoveToHost MoveToDevice
-    xla.sdy.FuncResultSharding ConsumeBuffer Pin Unpin LayoutConstraint NopInstruction""".split()
+    xla.sdy.FuncResultSharding ConsumeBuffer Pin Unpin LayoutConstraint NopInstruction
+    ConcatBitcast""".split()
 )

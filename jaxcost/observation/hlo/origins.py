@@ -87,7 +87,7 @@ class Places:
     """Scope and phase of every instruction.
 
     An instruction's own name decides. One without a name takes its fusion's; failing that its scope is what its nearest
-    named neighbours share and its phase the latest of those that feed it, and the result says `exact=False`.
+    named neighbours share and its phase the latest of those that feed it; the result then says `exact=False`.
     """
 
     def __init__(self, scopes: frozenset[str] | None) -> None:
@@ -124,7 +124,9 @@ class Places:
         else:
             later = [p.phase for p in after if p.phase != MIXED]
             phase = min(later, key=order.index) if later else FORWARD
-        return Place(common_scope(p.scope for p in (*before, *after)), phase, exact=False)
+        fed_by = {p.scope for p in before}
+        # Two feeders already bound the place (softmax and rotary: attn); one alone may be the scope before it.
+        return Place(common_scope(fed_by | {p.scope for p in after} if len(fed_by) < 2 else fed_by), phase, exact=False)
 
     def _nearest(self, at: Instruction, *, back: bool) -> list[Place]:
         """Places of the closest named instructions with a scope, upstream or downstream, one per path."""

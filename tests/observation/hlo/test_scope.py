@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxcost.observation.hlo import read_hlo
+from jaxcost.observation.hlo.schema import message
 from jaxcost.observation.hlo.scope import Place, names_of, place, scope_parts
 from tests.observation.hlo.building import array, dump
 
@@ -103,5 +104,27 @@ def test_a_dot_that_lost_its_name_is_placed_by_its_neighbours():
     data, _ = dump(attention, x, w, w, w)
     rows = read_hlo(data, platform="cpu").contractions.rows
     assert all(row.scope.startswith("group0/attn") for row in rows)
-    for row in rows:
-        assert row.scope_exact or row.op_name == ""
+    lost = [row for row in rows if not row.op_name]
+    assert lost and not any(row.scope_exact for row in lost), rows
+
+
+def test_a_dot_that_lost_its_name_is_placed_by_its_weight():
+    def loss(params, x):
+        with jax.named_scope("group0"):
+            with jax.named_scope("norm"):
+                x = jnp.tanh(x)
+            with jax.named_scope("mlp"), jax.named_scope("down"):
+                return x @ params["mlp"]["down"]
+
+    data, _ = dump(loss, {"mlp": {"down": array(16, 32)}}, array(8, 16))
+    proto = message("HloProto")
+    proto.ParseFromString(data)
+    for computation in proto.hlo_module.computations:
+        for at in computation.instructions:
+            if at.metadata.op_name.endswith("down/dot_general"):
+                at.metadata.op_name = ""
+    data = proto.SerializeToString()
+    (row,) = read_hlo(data, platform="cpu", scopes=frozenset({"group0", "norm", "mlp", "down"})).contractions.rows
+    assert (row.op_name, row.scope, row.scope_exact) == ("", "group0/mlp/down", True)
+    (row,) = read_hlo(data, platform="cpu", scopes=frozenset({"group0", "norm"})).contractions.rows
+    assert (row.scope, row.scope_exact) == ("group0/norm", False)
