@@ -61,7 +61,10 @@ class Counter(Record):
 
 
 class Observation(Record):
-    """A supplied bundle of observations, independent of any prediction."""
+    """A supplied bundle of observations, independent of any prediction.
+
+    `layout` says by which convention `tensors` are named and their axes ordered; names are never rewritten to match.
+    """
 
     schema_version: Literal["jaxcost.observation.v1"] = Field(alias="schema")
     evidence_class: EvidenceClass
@@ -74,6 +77,7 @@ class Observation(Record):
     framework: str | None = None
     artefacts: tuple[Name, ...] = ()
     source_url: str | None = None
+    layout: Literal["jaxcost", "huggingface-llama"] = "jaxcost"
     tensors: tuple[ObservedTensor, ...] | None = None
     counters: tuple[Counter, ...] = ()
 

@@ -195,6 +195,8 @@ def read_text(path: Path) -> bytes:
     """Read a small text file, refusing what cannot be one."""
     if path.is_dir():
         raise reject(str(path), "directory", "a file is expected", "name the file inside it")
+    if path.exists() and not path.is_file():
+        raise reject(str(path), "special file", "a regular file is expected", "copy its content to a file")
     try:
         if path.stat().st_size > MAXIMUM_TEXT_BYTES:
             raise reject(

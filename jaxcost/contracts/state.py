@@ -12,11 +12,12 @@ Presets come in two kinds. Those named after an accounting policy of the literat
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Literal, cast
 
 from jaxcost.contracts.dtypes import DType
 from jaxcost.contracts.errors import Problem, reject
-from jaxcost.contracts.record import Name, Record, Size, outside_digest
+from jaxcost.contracts.record import Name, Record, Size, outside_digest, validated
 
 LIFECYCLE = ("after_load", "after_optimizer_construction", "after_backward", "in_first_step", "after_release")
 LifecyclePoint = Literal[
@@ -217,7 +218,8 @@ def state_policy(
         objects = _literature(parameter, *literature[precision])
     else:
         objects = (_parameter(parameter), _gradient(parameter), *_optax(optimizer, parameter))
-    return StatePolicy(
+    build = partial(
+        StatePolicy,
         name=precision,
         parameter_dtype=parameter,
         compute_dtype=compute,
@@ -228,3 +230,4 @@ def state_policy(
         objects=objects,
         frozen=frozen,
     )
+    return validated(build, "state")

@@ -98,6 +98,8 @@ def _hlo(reading: HloReading) -> dict[str, Any]:
         "traffic": _traffic(reading, values),
         "xla_remat": list(reading.xla_remat),
         "arguments": [plain(row, values) for row in reading.arguments],
+        "results": [plain(row, values) for row in reading.results],
+        "result_table_bytes": reading.result_table_bytes,
         "unknowns": list(reading.unknowns),
         "reasons": values.reasons,
     }
@@ -133,9 +135,15 @@ def _traffic(reading: HloReading, values: Values) -> dict[str, Any]:
     return {
         "read_bytes": values(traffic.total_read_bytes, "traffic.read_bytes"),
         "write_bytes": values(traffic.total_write_bytes, "traffic.write_bytes"),
-        "on_chip_bytes": values(traffic.on_chip_bytes, "traffic.on_chip_bytes"),
+        "on_chip_bytes": values(traffic.total_on_chip_bytes, "traffic.on_chip_bytes"),
+        "padding_bytes": values(traffic.padding_bytes, "traffic.padding_bytes"),
+        "workspace_bytes": values(traffic.workspace_bytes, "traffic.workspace_bytes"),
         "by_category": {
-            name: {"read_bytes": values(traffic.read_bytes[name]), "write_bytes": values(traffic.write_bytes[name])}
+            name: {
+                "read_bytes": values(traffic.read_bytes[name]),
+                "write_bytes": values(traffic.write_bytes[name]),
+                "on_chip_bytes": values(traffic.on_chip_bytes[name]),
+            }
             for name in sorted(traffic.read_bytes)
         },
         "by_scope_phase": [

@@ -102,6 +102,25 @@ def observe_case(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {"observed": observed, "hlo": hlo if payload.get("return_hlo") else None}
 
 
+@task
+def calibrate(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Compile one small fixed program for the CPU, so that seconds of one machine can be read on another."""
+
+    def step(x: jax.Array, weights: jax.Array) -> jax.Array:
+        def layer(carry: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+            return jax.nn.softmax(jnp.tanh(carry @ weight), axis=-1), None
+
+        gradient: jax.Array = jax.grad(lambda w: jnp.sum(jax.lax.scan(layer, x, w)[0] ** 2))(weights)
+        return gradient
+
+    lowered = jax.jit(step).lower(
+        jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((8, 128, 128), jnp.float32)
+    )
+    started = time.perf_counter()
+    lowered.compile()
+    return {"compile_seconds": time.perf_counter() - started}
+
+
 def parameters_section(case: Case) -> dict[str, Any]:
     """Return the parameters of the reference network: every array, its component, axes, storage and whether it trains.
 

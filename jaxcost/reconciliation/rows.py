@@ -35,11 +35,15 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Interval:
-    """A predicted interval, both ends included; `maximum_ratio` is the widest upper/lower its claim allows."""
+    """A predicted interval, both ends included.
+
+    `maximum_ratio` is the widest upper/lower that still counts as a prediction; None for a limit, where only the upper
+    end says something (a device's memory).
+    """
 
     lower: int
     upper: int
-    maximum_ratio: int
+    maximum_ratio: int | None
 
     def holds(self, value: int) -> bool:
         """Return whether `value` lies inside."""
@@ -48,12 +52,17 @@ class Interval:
     @property
     def too_wide(self) -> bool:
         """Whether the interval says too little to count as a prediction."""
-        return self.upper > self.maximum_ratio * self.lower
+        return self.maximum_ratio is not None and self.upper > self.maximum_ratio * self.lower
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. `verdict` marks a row about another tool's own counter; such rows do not decide a report."""
+    """One comparison.
+
+    `verdict` marks a row about another tool's own counter, which says what that counter is worth. Such a row does not
+    decide a report, and where the counter differs it measures nothing. `forced_open` is for differences that no number
+    shows, named in `reason`.
+    """
 
     counter: str
     scope: str
@@ -86,6 +95,8 @@ class Row:
         """The status that follows from the numbers; see the module's text."""
         if self.forced_open:
             return "open"
+        if self.verdict and self.residual != 0:
+            return "unmeasured"
         if self.prediction is None or self.observation is None:
             return "unmeasured"
         if isinstance(self.prediction, Interval):

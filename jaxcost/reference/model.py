@@ -177,7 +177,7 @@ def build(case: Case, make: Make) -> Decoder:
     dtype = JAX_DTYPES[case.state.parameter_dtype]
     sizes = {"d": arch.hidden_size, "v": case.vocabulary_rows}
     if arch.learned_positions is not None:
-        sizes["rows"] = arch.learned_positions.rows
+        sizes["p"] = arch.learned_positions.rows
 
     def leaf(
         group: str, stack: tuple[str, ...], extents: dict[str, int], scope: str, name: str, own: Sequence[str]
@@ -198,7 +198,7 @@ def build(case: Case, make: Make) -> Decoder:
         groups.append(layers[0] if scanned else tuple(layers))
     outside = partial(leaf, "", (), sizes)
     tokens = Table(outside("embed/tokens", "weight", "vd"))
-    positions = Table(outside("embed/positions", "weight", ["rows", "d"])) if arch.learned_positions else None
+    positions = Table(outside("embed/positions", "weight", ["p", "d"])) if arch.learned_positions else None
     return Decoder(
         embed=Embedding(tokens, positions),
         groups=tuple(groups),

@@ -69,6 +69,20 @@ class Memory:
     reasons: dict[str, str]
 
 
+def result_table_bytes(module: Module, assignment: Proto | None, platform: str) -> int:
+    """Bytes of the table of pointers to a program's results.
+
+    It has 8 bytes an element of the tuple on CPU and CUDA, and is an allocation of its own on TPU.
+    """
+    shape = module.entry.root.shape
+    if not shape.is_tuple:
+        return 0
+    if platform != "tpu":
+        return _POINTER_BYTES * len(shape.elements)
+    allocations = assignment.buffer_allocations if assignment is not None else ()
+    return sum(a.size for a in allocations if a.maybe_live_out and a.is_tuple and a.color == 0)
+
+
 def _result_bytes(shape: Shape, platform: str) -> int:
     """Bytes of a program's result by its shape: the leaves and, on CPU and CUDA, the table of pointers to them."""
     if not shape.is_tuple or platform == "tpu":

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from jaxcost.observation.hlo.collectives import Collectives, read_collectives
 from jaxcost.observation.hlo.contractions import Contractions, read_contractions
-from jaxcost.observation.hlo.memory import Memory, read_memory
+from jaxcost.observation.hlo.memory import Memory, read_memory, result_table_bytes
 from jaxcost.observation.hlo.module import read_module
 from jaxcost.observation.hlo.origins import Places
 from jaxcost.observation.hlo.schema import parse, rejected
@@ -22,12 +22,25 @@ Platform = Literal["cpu", "cuda", "tpu"]
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of the program: its path in the Python arguments, its shape and bytes on one device."""
+    """One argument of the program: its path in the Python arguments, its shape and bytes on one device.
+
+    `logical_bytes` leaves out the padding of the layout.
+    """
 
     number: int
     path: str
     shape: str
     bytes: int
+    logical_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One array that the program returns, on one device; `logical_bytes` leaves out the padding of the layout."""
+
+    shape: str
+    bytes: int
+    logical_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,8 @@ class HloReading:
     digest: str
     device_count: int
     arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    result_table_bytes: int
     loops: tuple[Loop, ...]
     contractions: Contractions
     memory: Memory
@@ -148,9 +163,11 @@ def _read(
         platform=platform, module=module.name, digest=hashlib.sha256(data).hexdigest(),
         device_count=module.device_count,
         arguments=tuple(
-            Argument(number, parameter.op_name, str(parameter.shape), parameter.shape.bytes)
-            for number, parameter in sorted(module.entry.parameters.items())
+            Argument(number, at.op_name, str(at.shape), at.shape.bytes, at.shape.logical_bytes)
+            for number, at in sorted(module.entry.parameters.items())
         ),
+        results=tuple(Result(str(leaf), leaf.bytes, leaf.logical_bytes) for leaf in module.entry.root.shape.leaves()),
+        result_table_bytes=result_table_bytes(module, assignment, platform),
         loops=tuple(loops.values()), contractions=contractions, memory=memory, traffic=traffic, collectives=collectives,
         xla_remat=tuple(at.name for at in module.walk() if ".remat" in at.name), unknowns=tuple(unknowns),
     )  # fmt: skip

@@ -23,6 +23,7 @@ ELEMENT_TYPES: dict[int, tuple[str, int]] = {
     35: ("f6e3m2fn", 6), 36: ("f6e2m3fn", 6),
 }  # fmt: skip
 
+_BITS = dict(ELEMENT_TYPES.values())
 _TUPLE = 13
 _COMBINE = -(1 << 63)  # xla::Tile::kCombineDimension: this dimension is merged into the next one before tiling
 _MAX_DEPTH = 16
@@ -49,6 +50,13 @@ class Shape:
     def size(self) -> int:
         """Number of elements of an array."""
         return prod(self.dims)
+
+    @property
+    def logical_bytes(self) -> int:
+        """Bytes of the elements alone, all leaves together, without the padding of a layout."""
+        if self.is_tuple:
+            return sum(element.logical_bytes for element in self.elements)
+        return -(-self.size * _BITS[self.dtype] // 8)
 
     def leaves(self) -> Iterator[Shape]:
         """The arrays of a tuple, in order; an array is its own only leaf."""

@@ -4,11 +4,13 @@ Only top-level instructions move data (the entry, loop bodies, branches, called 
 stay in registers or on the chip. Each reads its operands and writes its result once per execution, except that a
 slice is counted as the slice: a fusion that takes `dynamic-slice(stack, i)` reads one layer, and one that ends in
 `dynamic-update-slice` writes one. Buffers a TPU program keeps in on-chip memory are summed apart.
+
+Sizes are counted twice, as stored and without the padding of tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from jaxcost.observation.hlo.module import Computation, Instruction, Module
@@ -20,9 +22,23 @@ from jaxcost.observation.hlo.trips import ZERO, Executions, Total
 CATEGORIES = ("contraction", "fusion", "copy", "collective", "custom_call", "other")
 
 _ALIASES = frozenset(["bitcast", "convert", "reshape"])  # the same elements, seen through
-_MOVES = frozenset("parameter bitcast copy transpose reshape convert constant".split())
+_MOVES = frozenset(
+    """parameter bitcast bitcast-convert copy transpose reshape convert constant slice dynamic-slice
+    dynamic-update-slice concatenate pad broadcast tuple get-tuple-element reverse""".split()
+)
 _PRODUCTS = frozenset(["dot", "convolution", "scaled-dot", "ragged-dot"])
 _LIBRARY_PRODUCTS = ("__cublas$", "__cudnn$conv", "__onednn$matmul")
+
+
+Measure = Callable[[Shape], int]
+
+
+def _stored(shape: Shape) -> int:
+    return shape.bytes
+
+
+def _logical(shape: Shape) -> int:
+    return shape.logical_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +58,32 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Sums of one step on one device. `moves` are the instructions that move most, biggest total first."""
+    """Sums of one step on one device. `workspace_bytes` is the scratch space that library products declare as a result,
+    part of what they write; `padding_bytes` what tiles add, copies and collectives apart. `moves` are the instructions
+    that move most, biggest total first.
+    """
 
     read_bytes: dict[str, Total]
     write_bytes: dict[str, Total]
     by_place: dict[tuple[str, str], Total]
     total_read_bytes: Total
     total_write_bytes: Total
-    on_chip_bytes: Total
+    on_chip_bytes: dict[str, Total]
+    total_on_chip_bytes: Total
+    workspace_bytes: Total
+    padding_bytes: Total
     moves: tuple[Move, ...]
 
 
-def _split(shapes: Iterable[Shape]) -> tuple[int, int]:
+def _split(shapes: Iterable[Shape], size: Measure) -> tuple[int, int]:
     """(bytes in device memory, bytes elsewhere) of all leaves."""
     device = chip = 0
     for shape in shapes:
         for leaf in shape.leaves():
             if leaf.memory_space == 0:
-                device += leaf.bytes
+                device += size(leaf)
             else:
-                chip += leaf.bytes
+                chip += size(leaf)
     return device, chip
 
 
@@ -79,7 +101,8 @@ def frames(module: Module) -> set[int]:
 class _Fusions:
     """What a fused computation reads of each operand and writes of its result, as fractions of whole arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Measure) -> None:
+        self.size = size
         self.known: dict[int, dict[int, int | None]] = {}
 
     def reads(self, computation: Computation) -> dict[int, int | None]:
@@ -98,7 +121,7 @@ class _Fusions:
             if user.opcode in _ALIASES:
                 part = self._read(user)
             elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] is value:
-                part = user.shape.bytes if value not in user.operands[1:] else None
+                part = self.size(user.shape) if value not in user.operands[1:] else None
             elif user.opcode == "dynamic-update-slice" and user.operands[0] is value and value not in user.operands[1:]:
                 part = 0
             elif user.opcode == "fusion":
@@ -121,17 +144,27 @@ class _Fusions:
         while at.opcode in _ALIASES:
             at = at.operands[0]
         if at.opcode == "dynamic-update-slice":
-            device, chip = _split([root.shape])
-            return (at.operands[1].shape.bytes, 0) if device else (0, min(chip, at.operands[1].shape.bytes))
+            device, chip = _split([root.shape], self.size)
+            update = self.size(at.operands[1].shape)
+            return (update, 0) if device else (0, min(chip, update))
         if at.opcode == "fusion" and at.shape == root.shape:
             return self.writes(at.called[0].root)
-        return _split([root.shape])
+        return _split([root.shape], self.size)
 
 
 def _contains(computation: Computation, opcodes: frozenset[str]) -> bool:
     return any(
         at.opcode in opcodes or (at.opcode == "fusion" and _contains(at.called[0], opcodes))
         for at in computation.instructions
+    )
+
+
+def _only_moves(at: Instruction) -> bool:
+    """Whether nothing is computed but the place of elements; arithmetic on scalar indices does not count."""
+    if at.opcode == "fusion":
+        return all(_only_moves(inner) for inner in at.called[0].instructions)
+    return at.opcode in _MOVES or (
+        not at.shape.is_tuple and at.shape.size == 1 and at.shape.dtype in ("s32", "u32", "pred")
     )
 
 
@@ -144,13 +177,12 @@ def category_of(at: Instruction) -> str:
             return "contraction"
         if _contains(inside, COLLECTIVES):
             return "collective"
-        moved = {i.opcode for i in inside.instructions}
-        return "copy" if moved <= _MOVES and moved & {"copy", "transpose"} else "fusion"
+        return "copy" if all(_only_moves(i) for i in inside.instructions) else "fusion"
     if opcode in _PRODUCTS:
         return "contraction"
     if opcode in COLLECTIVES or opcode in ("send", "recv"):
         return "collective"
-    if opcode in ("copy", "copy-start", "transpose"):
+    if opcode in ("copy", "copy-start", "dynamic-slice", "dynamic-update-slice") or opcode in _MOVES:
         return "copy"
     if opcode == "custom-call":
         return "contraction" if at.proto.custom_call_target.startswith(_LIBRARY_PRODUCTS) else "custom_call"
@@ -159,13 +191,14 @@ def category_of(at: Instruction) -> str:
 
 def _moved(at: Instruction, fusions: _Fusions) -> tuple[int, int, int]:
     """(read, written, on-chip) bytes of one execution of a top-level instruction."""
+    size = fusions.size
     opcode, operands = at.opcode, list(dict.fromkeys(at.operands))
     if opcode == "fusion":
         reads = fusions.reads(at.called[0])
         read = chip = 0
         seen: set[int] = set()
         for number, operand in enumerate(at.operands):
-            device, elsewhere = _split([operand.shape])
+            device, elsewhere = _split([operand.shape], size)
             part = reads.get(number)
             if operand.id in seen and part is None:
                 continue
@@ -176,33 +209,41 @@ def _moved(at: Instruction, fusions: _Fusions) -> tuple[int, int, int]:
         written, on_chip = fusions.writes(at.called[0].root)
         return read, written, chip + on_chip
     if opcode in ("dynamic-slice", "slice", "gather"):
-        index, _ = _split(o.shape for o in operands[1:])
-        device, chip = _split([at.shape])
-        source, _ = _split([operands[0].shape])
-        return (at.shape.bytes if source else 0) + index, device, chip + (0 if source else at.shape.bytes)
+        index, _ = _split((o.shape for o in operands[1:]), size)
+        device, chip = _split([at.shape], size)
+        source, _ = _split([operands[0].shape], size)
+        return (size(at.shape) if source else 0) + index, device, chip + (0 if source else size(at.shape))
     if opcode == "dynamic-update-slice":
-        update, chip = _split([at.operands[1].shape])
-        target, _ = _split([at.shape])
-        return update, at.operands[1].shape.bytes if target else 0, chip
+        update, chip = _split([at.operands[1].shape], size)
+        target, _ = _split([at.shape], size)
+        return update, size(at.operands[1].shape) if target else 0, chip
     if opcode == "scatter":
-        rest, chip = _split(o.shape for o in at.operands[1:])
-        updates, _ = _split([at.operands[-1].shape])
+        rest, chip = _split((o.shape for o in at.operands[1:]), size)
+        updates, _ = _split([at.operands[-1].shape], size)
         return rest + updates, updates, chip
     if opcode == "copy-start":
-        read, chip = _split([at.operands[0].shape])
-        written, other = _split(at.shape.elements[:1] or [at.shape])
+        read, chip = _split([at.operands[0].shape], size)
+        written, other = _split(at.shape.elements[:1] or [at.shape], size)
         return read, written, chip + other
-    read, chip = _split(o.shape for o in operands)
+    read, chip = _split((o.shape for o in operands), size)
     if opcode in ("all-gather-start", "collective-permute-start") and len(at.shape.elements) >= 2:
-        written, other = _split([at.shape.elements[1]])
+        written, other = _split([at.shape.elements[1]], size)
     else:
-        written, other = _split([at.shape])
+        written, other = _split([at.shape], size)
     return read, written, chip + other
+
+
+def _workspace(at: Instruction) -> int:
+    """Bytes of the scratch space of a library product: a bare array of bytes beside its result."""
+    if at.opcode != "custom-call" or not at.proto.custom_call_target.startswith(_LIBRARY_PRODUCTS):
+        return 0
+    return sum(leaf.bytes for leaf in at.shape.elements[1:] if leaf.dtype in ("s8", "u8") and len(leaf.dims) == 1)
 
 
 def read_traffic(module: Module, executions: Executions, places: Places, keep: int = 64) -> Traffic:
     """Traffic of the module; the `keep` instructions that move most are listed."""
-    counts, top, fusions = executions.counts(), frames(module), _Fusions()
+    counts, top = executions.counts(), frames(module)
+    stored, logical = _Fusions(_stored), _Fusions(_logical)
     moves: list[Move] = []
     own: dict[int, dict[tuple[str, ...], int]] = {}
     for computation in module.computations:
@@ -214,20 +255,24 @@ def read_traffic(module: Module, executions: Executions, places: Places, keep: i
                 continue
             if at.opcode == "custom-call" and at.proto.custom_call_target in HARMLESS_TARGETS:
                 continue
-            read, written, chip = _moved(at, fusions)
+            read, written, chip = _moved(at, stored)
+            padding = read + written + chip - sum(_moved(at, logical))
             place = places.of(at)
             category = category_of(at)
             moves.append(Move(at.name, at.opcode, category, place.scope, place.phase, read, written, chip, times))
             own[at.id] = {
-                ("read", category): read, ("write", category): written, ("chip",): chip,
+                ("read", category): read, ("write", category): written, ("chip", category): chip,
+                ("workspace",): _workspace(at), ("padding",): 0 if category in ("copy", "collective") else padding,
                 ("place", place.scope, place.phase): read + written,
             }  # fmt: skip
     totals = executions.totals(own)
     moves.sort(key=lambda m: -(m.read_bytes + m.write_bytes) * (m.executions.maximum or 1))
     read_of = {c: totals.get(("read", c), ZERO) for c in CATEGORIES}
     write_of = {c: totals.get(("write", c), ZERO) for c in CATEGORIES}
+    chip_of = {c: totals.get(("chip", c), ZERO) for c in CATEGORIES}
     return Traffic(
         read_of, write_of,
         {(k[1], k[2]): v for k, v in totals.items() if k[0] == "place"},
-        sum(read_of.values(), ZERO), sum(write_of.values(), ZERO), totals.get(("chip",), ZERO), tuple(moves[:keep]),
+        sum(read_of.values(), ZERO), sum(write_of.values(), ZERO), chip_of, sum(chip_of.values(), ZERO),
+        totals.get(("workspace",), ZERO), totals.get(("padding",), ZERO), tuple(moves[:keep]),
     )  # fmt: skip

@@ -12,7 +12,7 @@ def test_a_product_reads_its_operands_and_writes_its_result():
     traffic = read_hlo(data, platform="cpu").traffic
     assert traffic.read_bytes["contraction"].value == (32 * 64 + 64 * 16) * 4
     assert traffic.write_bytes["contraction"].value == 32 * 16 * 4
-    assert traffic.total_read_bytes == sum(traffic.read_bytes.values(), start=traffic.on_chip_bytes)
+    assert traffic.total_read_bytes.value == sum(total.value for total in traffic.read_bytes.values())
 
 
 def test_a_loop_reads_one_layer_per_trip():
@@ -55,7 +55,7 @@ def test_bookkeeping_moves_nothing_and_on_chip_bytes_stand_apart():
             if at.opcode == "negate":
                 at.shape.layout.memory_space = 1
     moved = read_hlo(program.bytes(), platform="tpu")
-    assert moved.traffic.on_chip_bytes.value == 5 * 1024
+    assert moved.traffic.total_on_chip_bytes.value == 5 * 1024
     assert moved.traffic.write_bytes["other"].value == reading.traffic.write_bytes["other"].value - 5 * 1024
 
 

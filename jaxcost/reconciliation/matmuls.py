@@ -1,0 +1,365 @@
+"""Matmul FLOPs, row by row: ledger against jaxpr (all devices) and against the compiled program (one device).
+
+Rows match by (scope, phase). Where a compiler merged products of several components into one dot that its operands do
+not tell apart, the row moves up to the scope that encloses them all, on both sides.
+
+A residual is explained by rules that each look for their own evidence:
+
+- dead replay: the program's dataflow says that no backward op needs a replayed result, and the jaxpr holds no such dot;
+- strength reduction: a product with one row or one column became multiply and reduce, instructions named;
+- padding: a library call or split padded K, M or N, shapes shown;
+- hoisting and common subexpressions: fewer executions than equations in the jaxpr, the dots that remain named;
+- recomputation undone: the jaxpr replays, the compiled program holds no replay at all in that scope.
+
+The amounts come from shapes, counts and the jaxpr; none is computed from the residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jaxcost.observation.observed import Observed
+from jaxcost.prediction.dead import dead_replay
+from jaxcost.prediction.ledgers import Prediction
+from jaxcost.reconciliation.rows import Explanation, Finding, Row
+
+Place = tuple[str, str]
+UNIT = "FLOPs"
+
+
+@dataclass(frozen=True)
+class Matmuls:
+    """The two witnesses' matmul FLOPs of one case, by place, and what explains their differences."""
+
+    prediction: Prediction
+    observed: Observed
+
+    @property
+    def hlo(self) -> Mapping[str, Any]:
+        """The reading of the compiled module."""
+        section: Mapping[str, Any] = self.observed.data["hlo"]
+        return section
+
+    @property
+    def devices(self) -> int:
+        """The number of devices the global program is spread over."""
+        return self.prediction.case.execution.device_count
+
+    @cached_property
+    def predicted(self) -> dict[Place, int]:
+        """Ledger FLOPs on the worst device."""
+        return _summed(((row.scope, row.phase), row.per_device) for row in self.prediction.ledgers["flops"].rows)
+
+    @cached_property
+    def predicted_global(self) -> dict[Place, int]:
+        """Ledger FLOPs over all devices."""
+        return _summed(((row.scope, row.phase), row.value) for row in self.prediction.ledgers["flops"].rows)
+
+    @cached_property
+    def jaxpr(self) -> dict[Place, int]:
+        """FLOPs of the jaxpr, over all devices."""
+        return _places(self.observed.data["jaxpr"]["by_scope_phase"])
+
+    @cached_property
+    def compiled(self) -> dict[Place, int]:
+        """FLOPs of the compiled module, on one device."""
+        return _places(self.hlo["by_scope_phase"])
+
+    @cached_property
+    def dead(self) -> dict[Place, tuple[int, int, str]]:
+        """Dead replay by place: FLOPs on the worst device, over all devices, and the result nobody needs."""
+        found: dict[Place, tuple[int, int, str]] = {}
+        for row in dead_replay(self.prediction.program):
+            device, everywhere, names = found.get((row.scope, "replay"), (0, 0, ""))
+            names = ", ".join(filter(None, (names, str(row.fields["result"]))))
+            found[row.scope, "replay"] = (device + row.per_device, everywhere + row.value, names)
+        return found
+
+    def rows(self) -> list[Row]:
+        """Return the rows of both comparisons, totals first."""
+        return [*self._rows("jaxpr_matmul_flops"), *self._rows("matmul_flops")]
+
+    def _rows(self, counter: str) -> list[Row]:
+        compiled = counter == "matmul_flops"
+        section: Mapping[str, Any] = self.hlo if compiled else self.observed.data["jaxpr"]
+        left, right = (self.predicted, self.compiled) if compiled else (self.predicted_global, self.jaxpr)
+        coarse = _coarse(left, right)
+        left, right = _merged(left, coarse), _merged(right, coarse)
+        rows = []
+        for place in sorted(set(left) | set(right)):
+            explanations = tuple(self._explanations(place, compiled, coarse))
+            rows.append(Row(counter, *place, UNIT, left.get(place, 0), right.get(place, 0), explanations))
+        reason = "; ".join(str(item) for item in section["unknowns"])
+        total = None if section["flops"] is None else sum(right.values())
+        folded = _folded(item for row in rows for item in row.explanations)
+        whole = Row(counter, "", "", UNIT, sum(left.values()), total, folded, reason if total is None else "")
+        opaque = section["opaque"] if compiled else []
+        return [whole, *rows, *(_opaque_row(item) for item in opaque)]
+
+    def _explanations(self, place: Place, compiled: bool, coarse: Mapping[Place, Place]) -> Iterable[Explanation]:
+        members = [
+            item
+            for item in set(self.predicted) | set(self.compiled) | set(self.jaxpr)
+            if coarse.get(item, item) == place
+        ]
+        gone: dict[Place, int] = {}
+        for item in sorted(members):
+            if item in self.dead and not self.jaxpr.get(item):
+                device, everywhere, result = self.dead[item]
+                gone[item] = device
+                evidence = f"no backward op needs {result}; the jaxpr has no dot in {item[0]} under replay"
+                yield Explanation(
+                    -(device if compiled else everywhere), "dead replay dropped by differentiation", evidence
+                )
+        if not compiled:
+            return
+        yield from self._strength(place, coarse)
+        yield from self._padding(place, coarse)
+        yield from self._fewer(members, place)
+        yield from self._repeated(place)
+
+    def _strength(self, place: Place, coarse: Mapping[Place, Place]) -> Iterable[Explanation]:
+        groups: dict[tuple[Place, str, int], list[Mapping[str, Any]]] = {}
+        for row in self.hlo["strength_reduced"]:
+            where = (row["scope"], row["phase"])
+            if row["total"] is not None and coarse.get(where, where) == place:
+                groups.setdefault((where, row["op_name"], row["flops"]), []).append(row)
+        amount, names = 0, []
+        for (where, _, size), rows in groups.items():
+            kept = rows[: self._equations(where, size) or len(rows)]
+            amount += sum(row["total"] for row in kept)
+            names += [f"{row['name']} ({row['opcode']})" for row in kept]
+        if names:
+            reason = "strength reduction: a product with one row or column became multiply and reduce"
+            yield Explanation(-amount, reason, _listed(names))
+
+    def _equations(self, place: Place, size: int) -> int | None:
+        """Equations of one size in a place of the jaxpr; None where device and global sizes differ.
+
+        A reduced product may be repeated in every fusion that uses it; the dots lost are still those of the equations.
+        """
+        if self.devices != 1:
+            return None
+        rows = self.observed.data["jaxpr"]["rows"]
+        return sum(1 for row in rows if (row["scope"], row["phase"]) == place and row["flops"] == size)
+
+    def _padding(self, place: Place, coarse: Mapping[Place, Place]) -> Iterable[Explanation]:
+        found = [
+            row
+            for row in self.hlo["contractions"]
+            if row["flops"] is not None
+            and row["executions"] is not None
+            and coarse.get((row["scope"], row["phase"]), (row["scope"], row["phase"])) == place
+            and self._logical(row) != row["flops"]
+        ]
+        if found:
+            amount = sum((row["flops"] - self._logical(row)) * row["executions"] for row in found)
+            names = _listed(f"{row['name']} ({row['lhs']} x {row['rhs']}, split {row['split_k']})" for row in found)
+            yield Explanation(amount, "padding of a split or library product", names)
+
+    def _logical(self, row: Mapping[str, Any]) -> int:
+        """FLOPs of a dot without the compiler's padding.
+
+        A library product of the sizes M, K, N, each rounded up to its alignment, comes from the equation of the jaxpr
+        that rounds up to it; where no equation of the place is the only one, the padding that the module shows counts.
+        """
+        shown = int(row["logical_flops"] or row["flops"])
+        if self.devices != 1 or row["shares"] or not row["target"].startswith("__cublas"):
+            return shown
+        padded = (row["batch"], *sorted((row["m"], row["k"], row["n"])))
+        sizes = {
+            equation["flops"]
+            for equation in self.observed.data["jaxpr"]["rows"]
+            if _touches(row, (equation["scope"], equation["phase"]))
+            and equation["batch"] is not None
+            and (equation["batch"], *sorted(_aligned(equation[name]) for name in "mkn")) == padded
+        }
+        return int(sizes.pop()) if len(sizes) == 1 else shown
+
+    def _fewer(self, members: Sequence[Place], place: Place) -> Iterable[Explanation]:
+        """Explain equations of the jaxpr that the compiled program executes less often, by matching them with dots."""
+        if place[1] == "replay":
+            for item in sorted(members):
+                if not any(_touches(row, item) or row["scope"] == place[0] for row in self._dots("replay")):
+                    yield from self._undone(item)
+            return
+        equations = [row for row in self.observed.data["jaxpr"]["rows"] if (row["scope"], row["phase"]) in members]
+        if self.devices != 1 or any(row["total"] is None for row in equations):
+            return
+        scopes = {scope for scope, _ in members} | {place[0]}
+        dots = [
+            (size, times, row["name"])
+            for row in self._dots(place[1])
+            for size, times in _products(row, scopes, self._logical(row))
+        ]
+        reduced = [row for row in self.hlo["strength_reduced"] if (row["scope"], row["phase"]) in members]
+        dots += [(row["flops"], row["executions"] or 0, row["name"]) for row in reduced]
+        found = _shared([(row["flops"], _times(row)) for row in equations], dots)
+        if found is not None:
+            amount, names = found
+            yield Explanation(-amount, "loop-invariant hoisting or common subexpressions", _listed(names))
+
+    def _repeated(self, place: Place) -> Iterable[Explanation]:
+        """A product that the compiler runs more often than the jaxpr: one equation's name on several equal dots.
+
+        It happens where one consumer takes the product with a sum fused into it and another takes it bare.
+        """
+        equations = [row for row in self.observed.data["jaxpr"]["rows"] if (row["scope"], row["phase"]) == place]
+        groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+        for row in self._dots(place[1]):
+            if row["scope"] == place[0] and row["op_name"] and row["flops"] is not None and not row["shares"]:
+                groups.setdefault((row["op_name"], self._logical(row)), []).append(row)
+        for (_, size), rows in groups.items():
+            wanted = sum(1 for row in equations if row["flops"] == size) if self.devices == 1 else 0
+            extra = rows[wanted:] if wanted else []
+            if extra:
+                amount = sum(size * (row["executions"] or 0) for row in extra)
+                names = _listed(row["name"] for row in rows)
+                yield Explanation(
+                    amount, "one product run again for another consumer", f"{wanted} equations, dots {names}"
+                )
+
+    def _dots(self, phase: str) -> list[Mapping[str, Any]]:
+        return [row for row in self.hlo["contractions"] if row["phase"] == phase]
+
+    def _undone(self, place: Place) -> Iterable[Explanation]:
+        """A replay in the jaxpr without any dot in the compiled program, whose forward results are kept instead."""
+        equations = [row for row in self.observed.data["jaxpr"]["rows"] if (row["scope"], row["phase"]) == place]
+        reduced = [row for row in self.hlo["strength_reduced"] if (row["scope"], row["phase"]) == place]
+        forward = [row["name"] for row in self._dots("forward") if _touches(row, (place[0], "forward"))]
+        total = sum(row["total"] or 0 for row in equations)
+        if reduced or not equations or not forward or total % self.devices:
+            return
+        kept = f"no dot; forward results kept: {_listed(forward)}"
+        evidence = f"{len(equations)} equations under replay in the jaxpr, {kept}"
+        yield Explanation(-(total // self.devices), "recomputation undone by the compiler", evidence)
+
+    def findings(self) -> list[Finding]:
+        """Return what the compiler did that a total does not show."""
+        found = []
+        undone = [
+            row
+            for row in self._rows("matmul_flops")[1:]
+            for item in row.explanations
+            if item.reason.startswith("recomputation undone")
+        ]
+        if undone:
+            scopes = tuple(sorted({row.scope for row in undone}))
+            found.append(
+                Finding(
+                    "recomputation undone", "the compiler removed the declared recomputation in these scopes", scopes
+                )
+            )
+        if self.hlo["unattributed"]:
+            names = tuple(f"{row['phase']}: {_listed(row['instructions'])}" for row in self.hlo["unattributed"])
+            found.append(Finding("unattributed", "contractions without a component scope", names))
+        return found
+
+
+def _opaque_row(item: Mapping[str, Any]) -> Row:
+    reason = f"{item['target']} is opaque: its FLOPs do not follow from its shapes"
+    return Row("opaque_flops", item["scope"], item["phase"], UNIT, None, None, reason=reason)
+
+
+def _shared(equations: Sequence[tuple[int, int]], dots: Sequence[tuple[int, int, str]]) -> tuple[int, list[str]] | None:
+    """Match each dot (FLOPs, executions, name) with an equation of the same FLOPs; what runs less often was hoisted or
+    shared.
+
+    Only fewer executions of equal products count: an equation without a dot of its size, or a dot without an equation,
+    is no case for this rule.
+    """
+    left = sorted(equations)
+    names, amount = [], 0
+    for size, times, name in dots:
+        same = [item for item in left if item[0] == size]
+        if not same:
+            return None
+        exact = (size, times) if (size, times) in same else same[-1]
+        left.remove(exact)
+        if exact[1] > times:
+            names.append(f"{name} runs {times} times for {exact[1]}")
+            amount += (exact[1] - times) * size
+    kept = {size: name for size, _, name in dots}
+    for size, times in left:
+        if size not in kept:
+            return None
+        names.append(f"{kept[size]} serves another equation of {size} FLOPs")
+        amount += size * times
+    return (amount, names) if amount else None
+
+
+def _products(row: Mapping[str, Any], scopes: set[str], logical: int) -> list[tuple[int, int]]:
+    """The products of one dot that lie in `scopes`: its shares where it was merged, else itself, padding left out."""
+    times = row["executions"] or 0
+    if row["shares"]:
+        return [(share["flops"], times) for share in row["shares"] if (share["scope"] or row["scope"]) in scopes]
+    return [(logical, times)] if row["scope"] in scopes else []
+
+
+def _aligned(extent: int) -> int:
+    """Round up to the eight elements to which cuBLAS products of 16-bit types are padded."""
+    return extent + -extent % 8
+
+
+def _times(row: Mapping[str, Any]) -> int:
+    return int(row["total"] // row["flops"]) if row["flops"] else 0
+
+
+def _touches(row: Mapping[str, Any], place: Place) -> bool:
+    if row["phase"] != place[1]:
+        return False
+    return row["scope"] == place[0] or any(share["scope"] == place[0] for share in row["shares"])
+
+
+def _places(rows: Iterable[Mapping[str, Any]]) -> dict[Place, int]:
+    return _summed(((row["scope"], row["phase"]), row["flops"] or 0) for row in rows)
+
+
+def _summed(pairs: Iterable[tuple[Place, int]]) -> dict[Place, int]:
+    found: dict[Place, int] = {}
+    for place, value in pairs:
+        found[place] = found.get(place, 0) + value
+    return found
+
+
+def _coarse(left: Mapping[Place, int], right: Mapping[Place, int]) -> dict[Place, Place]:
+    """Map each place to the widest scope of its phase that one side uses for several components of the other."""
+    scopes: dict[str, set[str]] = {}
+    for scope, phase in (*left, *right):
+        scopes.setdefault(phase, set()).add(scope)
+    mapping = {}
+    for phase, found in scopes.items():
+        enclosing = sorted(scope for scope in found if any(_below(other, scope) for other in found))
+        for scope in found:
+            mapping[scope, phase] = (
+                next((wide for wide in enclosing if scope == wide or _below(scope, wide)), scope),
+                phase,
+            )
+    return mapping
+
+
+def _below(scope: str, wide: str) -> bool:
+    return scope != wide and (not wide or scope.startswith(wide + "/"))
+
+
+def _merged(values: Mapping[Place, int], coarse: Mapping[Place, Place]) -> dict[Place, int]:
+    return _summed((coarse.get(place, place), value) for place, value in values.items())
+
+
+def _folded(items: Iterable[Explanation]) -> tuple[Explanation, ...]:
+    """Join explanations of one reason, so that a total shows each rule once."""
+    amounts: dict[str, int] = {}
+    evidence: dict[str, list[str]] = {}
+    for item in items:
+        amounts[item.reason] = amounts.get(item.reason, 0) + item.amount
+        evidence.setdefault(item.reason, []).append(item.evidence)
+    return tuple(Explanation(amount, reason, _listed(evidence[reason])) for reason, amount in amounts.items())
+
+
+def _listed(names: Iterable[str], most: int = 6) -> str:
+    found = list(names)
+    rest = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + rest
