@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from jaxcost.contracts.errors import Problem, RejectedError, reject
 
@@ -77,10 +79,15 @@ class Record(BaseModel):
         return self.model_dump(mode="json")
 
     def covered(self) -> dict[str, Any]:
-        """Return the fields the digest covers, as plain data."""
-        return {
-            name: _covered(getattr(self, name)) for name in type(self).model_fields if not _is_outside(type(self), name)
-        }
+        """Return the fields the digest covers, as plain data.
+
+        A field that has its default is left out, so that a branch added to a record in a later version leaves the
+        digests of everything without that branch as they were. Two values never share a form: only the default is left
+        out.
+        """
+        fields = type(self).model_fields
+        values = {name: getattr(self, name) for name in fields if not _is_outside(type(self), name)}
+        return {name: _covered(value) for name, value in values.items() if not _is_default(fields[name], value)}
 
     @property
     def digest(self) -> str:
@@ -97,6 +104,11 @@ class Record(BaseModel):
 def _is_outside(model: type[BaseModel], name: str) -> bool:
     extra = model.model_fields[name].json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("outside_digest"))
+
+
+def _is_default(field: FieldInfo, value: Any) -> bool:
+    default = field.default
+    return default is not PydanticUndefined and type(default) is type(value) and bool(default == value)
 
 
 def _covered(value: Any) -> Any:
