@@ -45,6 +45,7 @@ class Case(Record):
                 "state.optimizer", self.state.optimizer, rule, "an optimizer belongs to training, and only there"
             )
         yield from self._frozen_problems()
+        yield from self._unsupported_problems()
 
     def _mesh_problems(self) -> Iterable[Problem]:
         work, run, arch = self.workload, self.execution, self.architecture
@@ -75,6 +76,33 @@ class Case(Record):
             rule = f"tensor must divide the vocabulary rows ({self.vocabulary_rows})"
             yield Problem("execution.mesh.tensor", tensor, rule, "pad with vocabulary_multiple (--vocabulary-multiple)")
 
+    def _unsupported_problems(self) -> Iterable[Problem]:
+        """Refuse what a manifest can declare and this version does not count yet."""
+        arch = self.architecture
+        for name in ("sinusoidal_positions", "embedding_width", "embedding_norm", "embedding_scale", "logit_softcap"):
+            if getattr(arch, name):
+                yield _uncounted(f"architecture.{name}", getattr(arch, name))
+        if arch.final_norm is None:
+            yield _uncounted("architecture.final_norm", None)
+        if arch.learned_positions and arch.learned_positions.offset:
+            yield _uncounted("architecture.learned_positions.offset", arch.learned_positions.offset)
+        for index, group in enumerate(arch.groups):
+            layer, where = group.layer, f"architecture.groups.{index}"
+            if group.windows:
+                yield _uncounted(f"{where}.windows", list(group.windows))
+            if layer.residual != "pre":
+                yield _uncounted(f"{where}.layer.residual", layer.residual)
+            for name in ("qk_norm", "alibi", "scale", "score_softcap"):
+                if getattr(layer.attention, name):
+                    yield _uncounted(f"{where}.layer.attention.{name}", getattr(layer.attention, name))
+            for part in ("attention", "mlp"):
+                if getattr(layer, part).storage != "separate":
+                    yield _uncounted(f"{where}.layer.{part}.storage", getattr(layer, part).storage)
+            if layer.attention.rotary and layer.attention.rotary.interleaved:
+                yield _uncounted(f"{where}.layer.attention.rotary.interleaved", True)
+            if any(norm.unit_offset for norm in layer.norms):
+                yield _uncounted(f"{where}.layer.norms.unit_offset", True)
+
     def _frozen_problems(self) -> Iterable[Problem]:
         known = self.frozen_names
         for name in self.state.frozen:
@@ -90,7 +118,11 @@ class Case(Record):
     @property
     def frozen_names(self) -> frozenset[str]:
         """Component scopes that can be frozen as a whole."""
-        names = {"embed", "final_norm"} | (set() if self.architecture.tied else {"head"})
+        names = (
+            {"embed"}
+            | ({"final_norm"} if self.architecture.final_norm else set())
+            | (set() if self.architecture.tied else {"head"})
+        )
         for index in range(len(self.architecture.groups)):
             names |= {f"group{index}"} | {f"group{index}/{part}" for part in ("attn_norm", "attn", "mlp_norm", "mlp")}
         return frozenset(names)
@@ -104,6 +136,10 @@ class Case(Record):
         """Stored vocabulary rows: `vocabulary_size` padded up to `vocabulary_multiple`."""
         size, multiple = self.architecture.vocabulary_size, self.execution.vocabulary_multiple
         return size + (-size) % multiple
+
+
+def _uncounted(path: str, value: object) -> Problem:
+    return Problem(path, value, "a manifest can declare this, and no ledger of this version counts it", "leave it out")
 
 
 OPTION_NAMES = (
