@@ -9,8 +9,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import click
-
 import jaxcost
 from jaxcost.contracts.errors import reject
 
@@ -25,11 +23,6 @@ def print_json(data: dict[str, Any]) -> None:
     import json
 
     sys.stdout.write(json.dumps(data, indent=2 if sys.stdout.isatty() else None, allow_nan=False) + "\n")
-
-
-def progress(message: str) -> None:
-    """Say something on standard error."""
-    click.echo(message, err=True)
 
 
 def check_writable(path: Path | None, option: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from jaxcost.cli.options import WHOLE, case_options, given, output_options
-from jaxcost.cli.output import check_writable, document, print_json, progress, write_file
+from jaxcost.cli.output import check_writable, document, print_json, write_file
 from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError
 from jaxcost.verify.request import VerifyRequest
 
@@ -57,9 +58,12 @@ def verify(
     gc.enable()
     check_writable(html, "--html")
     request = _request(models, quiet, parameters)
-    from jaxcost.verify.command import verify as run
+    from jaxcost.report.progress import progress
 
-    outcome = run(request)
+    with progress(_doing(request), quiet) as say:
+        from jaxcost.verify.command import verify as run
+
+        outcome = run(replace(request, progress=say))
     data = document("jaxcost.verify.v1", **outcome.to_dict())
     if html is not None:
         from jaxcost.report.page import verify_page
@@ -68,10 +72,23 @@ def verify(
     if as_json:
         print_json(data)
     elif not quiet:
-        from jaxcost.report.tables import show_verify
+        from jaxcost.report.verified import show_verify
 
         show_verify(data, rows=rows)
     return outcome.exit_code
+
+
+def _doing(request: VerifyRequest) -> str:
+    """Return what a run does, for the first line of its progress."""
+    if request.failures:
+        return "running the failure rows"
+    if request.fuzz is not None:
+        return f"drawing {request.fuzz} random cases"
+    if request.replay is not None:
+        return "reading recorded evidence"
+    if request.observation is not None:
+        return "reading the supplied bundle"
+    return "compiling"
 
 
 def _request(models: tuple[str, ...], quiet: bool, parameters: dict[str, Any]) -> VerifyRequest:
@@ -110,7 +127,7 @@ def _request(models: tuple[str, ...], quiet: bool, parameters: dict[str, Any]) -
     kept = ("case_file", "targets", "suite", "observation", "record", "replay", "failures", "explain", "strict")
     return VerifyRequest(
         models=models, case_options=options, fuzz=fuzz, seed=seed, quiet=quiet,
-        progress=(lambda message: None) if quiet else progress, **{name: parameters[name] for name in kept},
+        **{name: parameters[name] for name in kept},
     )  # fmt: skip
 
 

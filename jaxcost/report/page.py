@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from jaxcost.reconciliation.rows import STATUSES
+from jaxcost.report import gather
 from jaxcost.report.numbers import about, exact, flat, signed, unit_of
 from jaxcost.report.values import case_values, unknown_reasons
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bar: #4a7ebb; --good: #2a7d46; --warn: #a06a00; --bad: #b3261e; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; margin: .5rem 0 1rem; }
 th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
@@ -23,6 +25,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 .exact, .holds, .passed, .caught { color: var(--good); } .explained, .bounded { color: var(--bar); }
 .unmeasured, .unavailable { color: var(--warn); }
 .open, .rejected, .refused, .failed, .broken, .lapsed, .unused, .missed { color: var(--bad); font-weight: 600; }
+details { margin: .6rem 0; } summary { cursor: pointer; } td.note { padding-left: 2rem; }
 rect { fill: var(--bar); } svg text { fill: currentColor; font-size: 12px; } code { overflow-wrap: anywhere; }
 """
 _BARS_AT_MOST = 24
@@ -51,33 +54,30 @@ def estimate_page(data: Mapping[str, Any]) -> str:
         ]
         parts.append("<h2>expected</h2>" + _table(("path", "declared", "predicted", "status"), rows, numbers=(1, 2)))
     if data.get("assumptions"):
-        items = "".join(f"<li>{escape(str(text))}</li>" for text in data["assumptions"])
-        parts.append(f"<h2>assumptions</h2><ul>{items}</ul>")
+        parts.append(f"<h2>assumptions</h2>{_list(data['assumptions'])}")
     return _page(f"{case['architecture']['name']}: estimate", data, parts)
 
 
 def verify_page(data: Mapping[str, Any]) -> str:
     """Return the page of a `jaxcost.verify.v1` document."""
+    reports = data.get("reports", ())
     parts = []
-    for report in data.get("reports", ()):
-        name = report.get("name") or report["case"].get("architecture", {}).get("name", "")
-        parts.append(f"<h2>{escape(str(name))} on {escape(str(report['target']))}: {_span(report['status'])}</h2>")
-        if {"workload", "execution", "state", "convention"} <= report["case"].keys():
-            parts.append(_case(report["case"]))
-        header = (
-            "counter",
-            "scope",
-            "phase",
-            "unit",
-            "prediction",
-            "observation",
-            "residual",
-            "explanations",
-            "status",
-        )
-        parts.append(_table(header, [_verify_row(row) for row in report["rows"]], numbers=(4, 5, 6)))
-        for finding in report.get("findings", ()):
-            parts.append(f"<p><b>{escape(str(finding['kind']))}</b>: {escape(str(finding['text']))}</p>")
+    if reports:
+        every = [row for report in reports for row in gather.compared(report)]
+        status, beside = gather.headline(data["status"], every)
+        parts.append(f"<p>{gather.count(len(reports), 'report')}, {gather.count(len(every), 'row')}: "
+                     f"{_span(status)} {escape(beside)}</p>")  # fmt: skip
+    if len(reports) > 1:
+        parts.append(_overview(reports))
+    parts += [_report(report, shown=len(reports) <= 2) for report in reports]
+    missing = [
+        f"{', '.join(counters)}: {reason}{gather.of_reports(number, len(reports))}"
+        for reason, counters, number in gather.unmeasured(reports)
+    ]
+    assumed = [f"{text}{gather.of_reports(number, len(reports))}" for text, number in gather.assumptions(reports)]
+    for title, texts in (("not measured, which is not zero", missing), ("assumptions of the observations", assumed)):
+        if texts:
+            parts.append(f"<h2>{title}</h2>{_list(texts)}")
     if data.get("failures"):
         rows = [
             (*(_text(row[key]) for key in ("fault", "symptom", "check")), _status(row["status"]))
@@ -90,18 +90,81 @@ def verify_page(data: Mapping[str, Any]) -> str:
     return _page("verify", data, parts)
 
 
-def _verify_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    notes = [f"{signed(item['amount'])} {item['reason']} {item['evidence']}" for item in row["explanations"]]
-    notes += [row["reason"]] if row.get("reason") else []
-    status = _text(row["verdict"]) if row.get("verdict") else _status(row["status"])
-    return (
-        *(_text(row[key]) for key in ("counter", "scope", "phase", "unit")),
-        _number(exact(row["prediction"])),
-        _number(exact(row["observation"])),
-        _number(signed(row["residual"])),
-        "<td>" + "<br>".join(escape(note.strip()) for note in notes) + "</td>",
-        status,
-    )
+def _overview(reports: Sequence[Mapping[str, Any]]) -> str:
+    """One line per report: how many of its rows have which status."""
+    columns = [status for status in STATUSES if any(row["status"] == status for r in reports for row in r["rows"])]
+    rows = []
+    for report in reports:
+        statuses = [row["status"] for row in gather.compared(report)]
+        status, _ = gather.headline(report["status"], gather.compared(report))
+        counts = (_number(str(statuses.count(name) or "")) for name in columns)
+        rows.append((_text(_title(report)), _text(report["target"]), *counts, _status(status)))
+    numbers = tuple(range(2, 2 + len(columns)))
+    return _table(("report", "target", *columns, "status"), rows, numbers=numbers)
+
+
+def _title(report: Mapping[str, Any]) -> str:
+    return str(report.get("name") or report["case"].get("architecture", {}).get("name", ""))
+
+
+def _report(report: Mapping[str, Any], shown: bool) -> str:
+    """One report, folded where there are many; exact rows of single scopes are folded in any case."""
+    rows = gather.compared(report)
+    status, beside = gather.headline(report["status"], rows)
+    parts = [_case(report["case"])] if gather.values(report) else []
+    versions = report.get("environment", {}).get("versions") or {}
+    if versions:
+        parts.append(f'<p class="dim">{escape("  ".join(f"{name} {text}" for name, text in versions.items()))}</p>')
+    folded = [row for row in rows if row["status"] == "exact" and row["scope"]]
+    parts.append(_compared([row for row in rows if row not in folded]))
+    if folded:
+        parts.append(f"<details><summary>{gather.count(len(folded), 'row')} exact in single scopes</summary>"
+                     f"{_compared(folded)}</details>")  # fmt: skip
+    for finding in report.get("findings", ()):
+        if finding["kind"] != "assumption":
+            evidence = "".join(f"<br><code>{escape(str(item))}</code>" for item in finding.get("evidence", ())[:3])
+            parts.append(f"<p><b>{escape(str(finding['kind']))}</b>: {escape(str(finding['text']))}{evidence}</p>")
+    own = [row for row in report["rows"] if row.get("verdict") and row["observation"] != 0]
+    if own:
+        table = _table(
+            ("the compiler's own counter", "says", "verdict"),
+            [(_text(r["counter"]), _number(exact(r["observation"])), _text(gather.verdict(r))) for r in own],
+            numbers=(1,),
+        )
+        parts.append(table)
+    head = f"{escape(_title(report))} on {escape(str(report['target']))}: {_span(status)} {escape(beside)}"
+    return f"<details{' open' if shown else ''}><summary><b>{head}</b></summary>{''.join(parts)}</details>"
+
+
+def _compared(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of a report; what explains a row stands below it, over the whole width."""
+    cells: list[tuple[str, ...]] = []
+    for row in rows:
+        label = escape(str(row["counter"])) + (f' <span class="dim">{escape(row["scope"])}</span>' * bool(row["scope"]))
+        cells.append(
+            (
+                f"<td>{label}</td>",
+                _text(row["phase"]),
+                _text(row["unit"]),
+                _number(exact(row["prediction"])),
+                _number(exact(row["observation"])),
+                _number(signed(row["residual"])),
+                _status(row["status"]),
+            )
+        )
+        for item in row["explanations"]:
+            evidence = f'<br><span class="dim">{escape(item["evidence"])}</span>' if item["evidence"] else ""
+            cells.append(
+                (f'<td colspan="7" class="note">{signed(item["amount"])} {escape(item["reason"])}{evidence}</td>',)
+            )
+        if row.get("reason") and row["status"] not in ("exact", "unmeasured"):
+            cells.append((f'<td colspan="7" class="note">{escape(row["reason"])}</td>',))
+    header = ("counter", "phase", "unit", "prediction", "observation", "residual", "status")
+    return _table(header, cells, numbers=(3, 4, 5))
+
+
+def _list(texts: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
 
 
 def _case(case: Mapping[str, Any]) -> str:

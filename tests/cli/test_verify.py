@@ -54,7 +54,7 @@ def test_nothing_given_is_nothing_asked(asked: Callable[..., VerifyRequest], cap
         False,
     )
     request.progress("one line")
-    assert capsys.readouterr().err == "one line\n"
+    assert capsys.readouterr().err == "compiling ...\none line\n"
 
 
 def test_everything_given_arrives(asked: Callable[..., VerifyRequest], tmp_path: Path, capsys: Capture) -> None:

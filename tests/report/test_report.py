@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import sys
 from html.parser import HTMLParser
 from typing import Any
 
@@ -14,10 +16,13 @@ from jaxcost.cli.estimate import estimate_body
 from jaxcost.cli.output import document
 from jaxcost.contracts.case import prefill, training
 from jaxcost.prediction.ledgers import predict
+from jaxcost.report import gather
 from jaxcost.report.numbers import about, exact, flat, signed, unit_of
 from jaxcost.report.page import estimate_page, verify_page
-from jaxcost.report.tables import show_estimate, show_verify, summary
+from jaxcost.report.progress import progress
+from jaxcost.report.tables import show_estimate
 from jaxcost.report.values import unknown_reasons
+from jaxcost.report.verified import show_verify, summary
 from jaxcost.schema import names, schema
 
 
@@ -133,6 +138,8 @@ def test_reasons_of_unknown_totals() -> None:
     assert unknown_reasons({"totals": {"a": None, "reason": "not supplied"}}) == {"a": "not supplied"}
     assert unknown_reasons({"totals": {"a": None, "b": None}, "reasons": {"a": "x", "b": "x"}}) == {"a, b": "x"}
     assert unknown_reasons({"totals": {"p": {"lower": 1, "upper": None}}}) == {"p": "no reason given"}
+    inside = {"totals": {"p": {"lower": 1, "upper": None}}, "reasons": {"p.upper": "not derived"}}
+    assert unknown_reasons(inside) == {"p": "not derived"}
 
 
 def test_schemas_hold_and_can_fail(estimate: dict[str, Any], verified: dict[str, Any]) -> None:
@@ -245,3 +252,78 @@ def test_estimate_table_keeps_its_numbers_whole(
     assert "\x1b" not in text and "peak_bytes unknown" in text
     for assumption in estimate["assumptions"]:
         assert assumption.split()[0] in text
+
+
+def test_headline_names_what_agreed_and_what_was_not_measured() -> None:
+    rows = [row("a", 1, 1, "exact"), row("b", 1, 2, "explained"), row("c", 1, None, "unmeasured")]
+    assert gather.headline("unmeasured", rows) == ("explained", "(1 row unmeasured)")
+    assert gather.headline("open", [*rows, row("d", 1, 3, "open")]) == ("open", "")
+    assert gather.headline("unmeasured", rows[2:]) == ("unmeasured", "")
+    assert gather.headline("exact", rows[:1]) == ("exact", "")
+
+
+def test_what_reports_share_is_said_once(
+    verified: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    first = {**verified["reports"][0], "findings": [{"kind": "assumption", "text": "ties are by name", "evidence": []}]}
+    other = copy.deepcopy(first) | {"name": "again", "target": "h100:1"}
+    other["case"]["workload"]["new_tokens"] = 5
+    other["environment"]["versions"]["plugin"] = "1"
+    show_verify({**verified, "reports": [first, other]})
+    text = capsys.readouterr().out
+    for once in (
+        "phase=prefill",
+        "jax 0.10.2  plugin 1",
+        "- ties are by name (all reports)",
+        "- bytes:",
+        "not supplied",
+    ):
+        assert text.count(once) == 1, once
+    assert "values used: seq=4" in text and "values used: seq=5" in text
+
+    # Different versions, a value of its own and an assumption of one report only: nothing is shared wrongly.
+    other["environment"]["versions"]["jax"] = "0.11.0"
+    other["findings"] = []
+    show_verify({**verified, "reports": [first, other]})
+    text = capsys.readouterr().out
+    assert "jax 0.10.2" in text and "jax 0.11.0" in text and "- ties are by name (1 of 2 reports)" in text
+    page = Page(verify_page({**verified, "reports": [first, other]}))
+    assert "ties are by name (1 of 2 reports)" in page.text and "again on h100:1" in page.text
+
+
+def test_exact_rows_of_single_scopes_are_counted_and_listed_on_demand(
+    verified: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_verify(verified)
+    folded = capsys.readouterr().out
+    show_verify(verified, rows=True)
+    listed = capsys.readouterr().out
+    assert "1 row exact, listed by --rows: flops forward" in folded and "listed by" not in listed
+    assert (folded.count("8,960  "), listed.count("8,960  ")) == (4, 6)  # prediction and observation
+
+
+def test_one_explanation_of_two_rows_is_one_note() -> None:
+    item = {"amount": -1, "reason": "merged", "evidence": "dot.1"}
+    rows = [row("flops", 2, 1, "explained", explanations=[item]), row("flops", 2, 1, "open", explanations=[item])]
+    (note,) = gather.notes(rows)
+    assert (note.amount, note.keys) == (-1, ["flops:group0/attn:forward"] * 2)
+    assert len(gather.notes([*rows, row("flops", 3, 1, "open", explanations=[item | {"amount": -2}])])) == 2
+
+
+def test_progress_is_plain_lines_into_a_pipe_and_silent_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet, expected in ((False, "compiling ...\n[1/2] toy cpu:1\n"), (True, "")):
+        with progress("compiling", quiet) as say:
+            say("[1/2] toy cpu:1")
+        seen = capsys.readouterr()
+        assert (seen.out, seen.err) == ("", expected)
+
+
+def test_progress_on_a_terminal_is_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("compiling") as say:
+        say("[1/2] toy [cpu:1]")
+        say("a line of its own")
+    seen = capsys.readouterr()
+    assert "a line of its own" in seen.err and "[1/2]" not in seen.err and not seen.out
