@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from jaxcost.contracts.case import Case
-from jaxcost.prediction.components import attention, embedding, head, loss, mlp, norm
-from jaxcost.prediction.program import Contraction, Count, Lookup, Op, Primitive, Program, Tensor
+from jaxcost.prediction.components import embedding, head, loss, norm, residual
+from jaxcost.prediction.program import LEARNED, Contraction, Count, Lookup, Op, Primitive, Program, Tensor
 from jaxcost.prediction.sizes import Sizes
 
 
@@ -27,6 +27,7 @@ class Builder:
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[Op] = []
         self.group: int | None = None
+        self.first = 0
         self.repeat: Any = 1
         self.region = "outside"
         self.section = ""
@@ -53,6 +54,15 @@ class Builder:
             self.tensors[name] = Tensor(name, axes, dtype, "parameter", scope, self.group, repeat, storage, trainable)
             if trainable:
                 self._graded.add(name)
+        return name
+
+    def view(self, name: str, axes: str, whole: str) -> str:
+        """Declare the part of the fused parameter `whole` that one projection multiplies."""
+        self.tensors[name] = replace(
+            self.tensors[whole], name=name, axes=axes, role="view", scope=name.rsplit("/", 1)[0], storage=whole
+        )
+        if whole in self._graded:
+            self._graded.add(name)
         return name
 
     def tensor(self, name: str, axes: str, dtype: str | None = None, role: str = "activation", scope: str = "") -> str:
@@ -99,7 +109,7 @@ class Builder:
     ) -> tuple[str, ...]:
         """Append non-matmul work; `backward` counts apply when the op's data needs a gradient."""
         gradients = self._gradients(inputs)
-        weights = [name for name in gradients if self.tensors[name].role == "parameter"]
+        weights = [name for name in gradients if self.tensors[name].role in LEARNED]
         counts = backward if len(weights) < len(gradients) else ()
         counts = counts + (parameter_backward if weights else ())
         common = self._common(scope, inputs, outputs, gradients, needs if gradients else ())
@@ -131,6 +141,7 @@ class Builder:
             "region": self.region,
             "segment": "" if self.group is None else self.prefix + self.section,
             "group": self.group,
+            "first": self.first,
             "repeat": self.repeat,
         }
 
@@ -159,7 +170,7 @@ def build(case: Case, sizes: Sizes) -> Program:
     caches: list[str] = []
     for index in range(len(case.architecture.groups)):
         x = _group(b, index, x, caches)
-    b.group, b.repeat, b.region, b.section = None, 1, "outside", ""
+    b.group, b.first, b.repeat, b.region, b.section = None, 0, 1, "outside", ""
     x = norm.norm(b, "final_norm", case.architecture.final_norm, x)
     logits = head.head(b, x)
     results = (loss.loss(b, logits),) if b.training else (logits, *caches)
@@ -168,7 +179,7 @@ def build(case: Case, sizes: Sizes) -> Program:
 
 def _group(b: Builder, index: int, x: str, caches: list[str]) -> str:
     """Append a group of identical layers, in one section or, where its first layer differs, in two."""
-    b.group, b.section = index, ""
+    b.group, b.first, b.section = index, 0, ""
     repeat = b.sizes.repeats[index]
     below = b.needs_gradient(x)
     trains = b.training and _trains(b.case, index)
@@ -177,21 +188,16 @@ def _group(b: Builder, index: int, x: str, caches: list[str]) -> str:
     x = _section(b, index, x, 1, False, False, caches)
     if repeat == 1:
         return x
-    b.section = "#rest"
+    b.first, b.section = 1, "#rest"
     return _section(b, index, x, repeat - 1, True, True, caches)
 
 
 def _section(b: Builder, index: int, x: str, repeat: Any, graded: bool, loops: bool, caches: list[str]) -> str:
     layer = b.case.architecture.groups[index].layer
     b.repeat = repeat
-    output = f"{b.prefix}/residual/out" + b.section
+    output = residual.output(b.prefix, layer) + b.section
     entry = b.carry(x, output if loops and repeat != 1 else "", graded)
-    a = norm.norm(b, f"{b.prefix}/attn_norm", layer.attention_norm, entry)
-    a = attention.attention(b, layer.attention, a, caches)
-    middle = mlp.residual(b, entry, a, "mid")
-    m = norm.norm(b, f"{b.prefix}/mlp_norm", layer.mlp_norm, middle)
-    m = mlp.mlp(b, layer.mlp, m)
-    return mlp.residual(b, middle, m, "out")
+    return residual.layer(b, layer, entry, caches)
 
 
 def _trains(case: Case, index: int) -> bool:
@@ -199,6 +205,11 @@ def _trains(case: Case, index: int) -> bool:
     if case.is_frozen(prefix):
         return False
     layer = case.architecture.groups[index].layer
-    norms = {"attn_norm": layer.attention_norm, "mlp_norm": layer.mlp_norm}
-    parts = ["attn", "mlp"] + [name for name, value in norms.items() if value.scale]
+    norms = {
+        "attn_norm": layer.attention_norm,
+        "mlp_norm": layer.mlp_norm,
+        "attn_post_norm": layer.attention_post_norm,
+        "mlp_post_norm": layer.mlp_post_norm,
+    }
+    parts = ["attn", "mlp"] + [name for name, value in norms.items() if value and value.scale]
     return any(not case.is_frozen(f"{prefix}/{part}") for part in parts)

@@ -57,6 +57,15 @@ def maximum(a: Any, b: Any) -> Any:
     return max(a, b)
 
 
+def minimum(a: Any, b: Any) -> Any:
+    """Return the smaller of two values of the number domain int or sympy."""
+    if domain_of(a, b) == "sympy":
+        import sympy
+
+        return sympy.Min(a, b)
+    return min(a, b)
+
+
 def where(condition: Any, a: Any, b: Any) -> Any:
     """Return a where the condition holds, else b."""
     kind = domain_of(condition, a, b)

@@ -14,7 +14,7 @@ from jaxcost.prediction.replay import declared, walk
 from jaxcost.prediction.rows import Ledger, Row
 
 FMA = "one multiply-add is two FLOPs; "
-PAIRS = {"rectangular": "every query-key pair", "legal": "causally legal query-key pairs"}
+PAIRS = {"rectangular": "every query-key pair", "legal": "query-key pairs the mask lets through, windows included"}
 OMITTED = "non-matmul primitives, embedding lookup, collectives"
 
 
@@ -22,7 +22,7 @@ def contraction_flops(program: Program, op: Contraction, pairs: str = "rectangul
     """Return 2 x the product of the contraction's axes over all its layers; 0 if no axis is summed over."""
     if not op.summed_axes:
         return 0
-    return 2 * program.sizes.product(op.axes, op.group, pairs) * op.repeat
+    return 2 * program.sizes.over_layers(op.axes, op.group, op.first, op.repeat, pairs)
 
 
 def flops(program: Program) -> Ledger:
@@ -38,7 +38,7 @@ def flops(program: Program) -> Ledger:
         causal = causal + contraction_flops(program, op, "legal")
         rows.append(_row(program, op, "forward", "forward", pairs))
         for operand in op.gradients:
-            part = "dw" if program.tensors[operand].role == "parameter" else "dx"
+            part = "dw" if program.is_weight(operand) else "dx"
             rows.append(_row(program, op, "backward", part, pairs, operand))
     causes = (
         (f"remat {program.case.execution.remat}", declared(program)),
@@ -75,6 +75,9 @@ def _row(
         "microbatches": program.case.workload.accumulate,
     }
     fields.update({axis: program.sizes.axis(axis, op.group) for axis in op.axes.split()})
+    windows = program.sizes.windows[op.group] if op.group is not None and program.sizes.windows else ()
+    if windows and program.is_pairwise(op):
+        fields["windows"] = windows
     if operand:
         fields["gradient_of"] = operand
     if cause:
@@ -106,7 +109,7 @@ def six_nd(program: Program) -> dict[str, Any]:
         if program.is_pairwise(op):
             pairwise = pairwise + contraction_flops(program, op)
         else:
-            weight = next(program.tensors[name] for name in op.inputs if program.tensors[name].role == "parameter")
+            weight = next(program.tensors[name] for name in op.inputs if program.is_weight(name))
             used = used + program.elements(weight) * op.repeat
     rows = program.sizes.product("b s")
     return {

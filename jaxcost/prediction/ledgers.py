@@ -118,6 +118,10 @@ def assumptions(case: Case) -> tuple[str, ...]:
     if work.attention != "materialised":
         stays = "scores and probabilities stay on chip, its backward pass repeats QK once"
         found.append(f"attention plan {work.attention}: {stays}")
+    if any(group.windows for group in case.architecture.groups):
+        found.append("windows cut masks, legal pairs and the least cache; every rectangular product stays whole")
+    if any("fused" in (group.layer.attention.storage, group.layer.mlp.storage) for group in case.architecture.groups):
+        found.append("fused projections are one stored array, multiplied part by part")
     if work.lengths is not None:
         found.append("ragged sequences count the sums of L and of L squared, without padding")
     if run.device_count > 1:

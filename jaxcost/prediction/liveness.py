@@ -51,7 +51,7 @@ class _Replay:
     def born(self, name: str, gradient: bool = False) -> None:
         key = f"d {name}" if gradient else name
         tensor = self.program.tensors[name]
-        if key in self.live or tensor.role in ("parameter", "input", "onchip"):
+        if key in self.live or tensor.role in ("parameter", "view", "input", "onchip"):
             return
         if tensor.role == "cache" and self.program.case.workload.phase == "decode":
             return  # written in place into the donated argument

@@ -3,6 +3,7 @@
 Matrices: the hidden axis over `fsdp`; heads, MLP width and vocabulary over `tensor`. Vectors (norm scales, all biases)
 and scalars: whole on every device. `data` replicates, unless a ZeRO stage (Rajbhandari et al. 2020, arXiv:1910.02054)
 splits each array evenly over it: 1 optimizer state and master copies, 2 gradients as well, 3 parameters as well.
+The columns of a token table narrower than the layers lie along no mesh axis; fused projections have no tensor axis.
 An extent that its degree does not divide is padded up, and the padding is shown.
 """
 
@@ -195,4 +196,5 @@ def device(program: Program) -> Ledger:
         "input_bytes": sum(item.per_device for item in incoming if item.role == "input"),
         "peak_bytes": {"lower": argument, "expected": None, "upper": None},
     }
-    return Ledger("device", totals, rows, {"peak_bytes.expected": reason, "peak_bytes.upper": reason})
+    unknown = ("peak_bytes", "peak_bytes.expected", "peak_bytes.upper")
+    return Ledger("device", totals, rows, dict.fromkeys(unknown, reason))

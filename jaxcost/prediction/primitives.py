@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, dict[str, int]] = {
 ADAFACTOR_FACTORED = {"multiply": 7, "add": 6, "divide": 1}
 ADAFACTOR_DENSE = {"multiply": 8, "add": 5, "divide": 1, "rsqrt": 1}
 CONVENTION = "one per element; subtraction is add; a reduction over n values counts n"
-OMITTED = "type conversions, layout changes, rotary tables, loop control"
+OMITTED = "type conversions, layout changes, tables of rotary, sinusoidal and alibi positions, loop control"
 
 
 def counts_of(program: Program, op: Op, phase: str) -> tuple[Count, ...]:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from jaxcost.contracts.case import Case
 from jaxcost.prediction.sizes import Sizes, sizes_of
 
+LEARNED = ("parameter", "view")
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -26,11 +28,13 @@ class Tensor:
         name: unique in the program; parameters are `scope/weight`, `scope/bias` or `scope/scale`.
         axes: space-separated axis names, in stored order.
         dtype: element type.
-        role: `parameter`, `input` (an argument that is no parameter), `cache`, `activation`, `mask`, `statistic`,
-            `onchip` (never leaves the kernel that makes it) or `output`.
+        role: `parameter`, `view` (the part of a fused parameter that one projection multiplies; stored and owned as its
+            `storage`), `input` (an argument that is no parameter), `cache`, `activation`, `mask`, `statistic`, `onchip`
+            (never leaves the kernel that makes it) or `output`.
         scope: the component it belongs to.
         group: index of its group of layers, None outside.
         repeat: how many layers have one.
+        storage: name of the parameter that holds its scalars.
         trainable: for parameters, whether it receives a gradient.
     """
 
@@ -65,6 +69,7 @@ class Op:
         needs: tensors its backward pass must have.
         region: `block` inside a layer, `outside` elsewhere, `boundary` where a layer's input enters.
         segment: the run of layers it stands in, empty outside; checkpoints do not cross it.
+        first, repeat: it runs in the layers `first` to `first + repeat - 1` of its group.
     """
 
     name: str
@@ -76,6 +81,7 @@ class Op:
     region: str
     segment: str
     group: int | None
+    first: int
     repeat: Any
 
 
@@ -159,9 +165,13 @@ class Program:
         """Parameters with one entry per storage."""
         return tuple(tensor for tensor in self.parameters if tensor.storage == tensor.name)
 
+    def is_weight(self, name: str) -> bool:
+        """Return whether a tensor is learned: a parameter, or a part of a fused one."""
+        return self.tensors[name].role in LEARNED
+
     def is_pairwise(self, op: Contraction) -> bool:
         """Return whether no operand is a weight (QK and PV)."""
-        return all(self.tensors[name].role != "parameter" for name in op.inputs)
+        return not any(self.is_weight(name) for name in op.inputs)
 
     def elements(self, tensor: Tensor, sizes: Sizes | None = None) -> Any:
         """Return the elements of one copy of a tensor."""

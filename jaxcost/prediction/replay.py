@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jaxcost.prediction.program import Contraction, Op, Program
 
 Policy = Callable[[Program, Op], bool]
-PERSISTENT = ("parameter", "input")
+PERSISTENT = ("parameter", "view", "input")
 
 
 def _nothing(program: Program, op: Op) -> bool:

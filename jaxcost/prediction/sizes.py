@@ -1,11 +1,12 @@
 """Axis names and their extents.
 
-Axes: b batch, s new (query) rows, t visible (key) rows, r logits rows per sequence, d hidden, h query heads, k
-key/value heads, g = h / k, e head width, f MLP width, v stored vocabulary rows, p rows of the learned position table.
-h, k, g, e and f belong to a group of layers; the others to the model or the workload.
+Axes: b batch, s new (query) rows, t visible (key) rows, r logits rows per sequence, d hidden, w columns of the token
+table, v stored vocabulary rows, p rows of the learned position table; of a group of layers h query heads, k key/value
+heads, g = h / k, e head width, f MLP width, and of fused storage n = h + 2 k and u = 2 f.
 
 A product over axes is where ragged work differs: with sequence lengths L, the joint extent of (b, s) is the sum of L
-and that of (b, s, t) is the sum of L squared. `legal` counts only the pairs a causal mask lets through.
+and that of (b, s, t) is the sum of L squared. `legal` counts only the pairs a causal mask lets through; a sliding
+window w leaves query position p with min(p + 1, w) keys, so layers of one group may differ and are summed by window.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxcost.contracts.case import Case
-from jaxcost.prediction.domain import exact_div
+from jaxcost.prediction.domain import ceil_div, exact_div, minimum
 
 ROW_AXES = frozenset("str")
 
@@ -30,6 +31,7 @@ class Sizes:
         repeats: layers in each group.
         lengths: lengths of ragged sequences, or None for the rectangle b x s.
         logical_vocabulary: vocabulary rows before padding.
+        windows: for each group, the cycle of its layers' windows, 0 for full attention; no cycle, no windows.
     """
 
     values: Mapping[str, Any]
@@ -37,6 +39,7 @@ class Sizes:
     repeats: tuple[Any, ...]
     lengths: tuple[int, ...] | None = None
     logical_vocabulary: Any = 0
+    windows: tuple[tuple[Any, ...], ...] = ()
     _products: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def axis(self, name: str, group: int | None = None) -> Any:
@@ -69,16 +72,56 @@ class Sizes:
 
     def _rows(self, joint: set[str], pairs: str) -> Any:
         """Return the joint extent of the batch with the row axes in `joint`."""
-        batch, new, visible, logits = (self.values[name] for name in "bstr")
-        if self.lengths is None:
-            return batch * (new * (visible - new) + exact_div(new * (new + 1), 2))
+        if {"s", "t"} <= joint and pairs == "legal":
+            return self.legal_pairs()
+        assert self.lengths is not None
         if {"s", "t"} <= joint:
-            return sum(n * (n + 1) // 2 if pairs == "legal" else n * n for n in self.lengths)
+            return sum(n * n for n in self.lengths)
         if joint & {"s", "t"}:
             return sum(self.lengths)
         if "r" in joint:
-            return sum(min(n, logits) for n in self.lengths)
-        return batch
+            return sum(min(n, self.values["r"]) for n in self.lengths)
+        return self.values["b"]
+
+    def legal_pairs(self, window: Any = 0) -> Any:
+        """Return the (query, key) pairs of the batch that the mask of a layer with this window (0: none) lets through.
+
+        One sequence: the sum of min(p + 1, window) over the positions p of its queries.
+        """
+        new, visible = self.values["s"], self.values["t"]
+        if self.lengths is not None:
+            return sum(_seen(n, window) for n in self.lengths)
+        if isinstance(window, int) and window == 0:
+            return self.values["b"] * (new * (visible - new) + exact_div(new * (new + 1), 2))
+        return self.values["b"] * (_seen(visible, window) - _seen(visible - new, window))
+
+    def kept_rows(self, window: Any = 0) -> Any:
+        """Return the visible rows of the batch that its last queries see in a layer with this window (0: all rows)."""
+        if self.lengths is not None:
+            return sum(min(n, window) if window else n for n in self.lengths)
+        visible = self.values["t"]
+        if isinstance(window, int) and window == 0:
+            return self.values["b"] * visible
+        return self.values["b"] * minimum(visible, window)
+
+    def by_window(self, group: int | None, first: int, repeat: Any) -> tuple[tuple[Any, Any], ...]:
+        """Return (window, number of layers) for `repeat` layers of a group from layer `first` on."""
+        cycle = self.windows[group] if group is not None and self.windows else ()
+        if not cycle:
+            return ((0, repeat),)
+        length = len(cycle)
+        return tuple(
+            (window, ceil_div(first + repeat - place, length) - ceil_div(first - place, length))
+            for place, window in enumerate(cycle)
+        )
+
+    def over_layers(self, axes: str, group: int | None, first: int, repeat: Any, pairs: str = "rectangular") -> Any:
+        """Return the sum of `product` over `repeat` layers from layer `first` of a group on; windows cut legal pairs."""
+        names = axes.split()
+        if pairs == "rectangular" or not {"b", "s", "t"} <= set(names):
+            return self.product(axes, group) * repeat
+        rest = self.product(" ".join(name for name in names if name not in "bst"), group)
+        return rest * sum(self.legal_pairs(window) * count for window, count in self.by_window(group, first, repeat))
 
     def microbatch(self, count: int) -> Sizes:
         """Return the sizes of one of `count` microbatches; of ragged ones, that with the most pairs."""
@@ -117,6 +160,14 @@ class Sizes:
         return tuple(n for chunk in chunks for n in chunk[index * part : (index + 1) * part])
 
 
+def _seen(rows: Any, window: Any) -> Any:
+    """Return the keys that the first `rows` queries of a sequence see: the sum of min(i, window) for i from 1."""
+    if isinstance(window, int) and window == 0:
+        return exact_div(rows * (rows + 1), 2)
+    short = minimum(rows, window)
+    return exact_div(short * (short + 1), 2) + (rows - short) * window
+
+
 def sizes_of(case: Case) -> Sizes:
     """Return the integer sizes of a case."""
     arch, work = case.architecture, case.workload
@@ -127,6 +178,7 @@ def sizes_of(case: Case) -> Sizes:
         "t": work.visible_tokens,
         "r": work.logits_rows_per_sequence,
         "d": arch.hidden_size,
+        "w": arch.table_width,
         "v": case.vocabulary_rows,
         "p": positions.rows if positions else 0,
     }
@@ -140,7 +192,10 @@ def sizes_of(case: Case) -> Sizes:
                 "g": attention.query_heads // attention.kv_heads,
                 "e": attention.head_dim,
                 "f": group.layer.mlp.width,
+                "n": attention.query_heads + 2 * attention.kv_heads,
+                "u": 2 * group.layer.mlp.width,
             }
         )
     repeats = tuple(group.repeat for group in arch.groups)
-    return Sizes(values, tuple(groups), repeats, work.lengths, arch.vocabulary_size)
+    windows = tuple(group.windows for group in arch.groups)
+    return Sizes(values, tuple(groups), repeats, work.lengths, arch.vocabulary_size, windows)

@@ -2,9 +2,10 @@
 
 Only this module imports sympy, inside its functions. Kinds of layer, ties, biases, dtypes and policies are the
 case's; the extents become symbols: B batch, S new rows, T visible rows of a decode step, R a number of logits rows, d
-hidden, V vocabulary, P position rows, and for each group of layers L, H, K, E, F (layers, query heads, K/V heads,
-head width, MLP width; numbered where there are several groups). A formula is thus true of every model of that kind,
-and two formulas are compared by expansion, not by samples.
+hidden, w columns of a narrower token table, V vocabulary, P position rows, and for each group of layers L, H, K, E, F
+(layers, query heads, K/V heads, head width, MLP width; numbered where there are several groups). A sliding window is
+W, with its place in the cycle where the cycle has several (W_0, W_1); the cycle itself is the case's. A formula is
+thus true of every model of that kind, and two formulas are compared by expansion, not by samples.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ def symbolic_sizes(case: Case, **relations: str) -> Sizes:
         )
     work, arch = case.workload, case.architecture
     suffixes = [""] if len(arch.groups) == 1 else [str(index) for index in range(len(arch.groups))]
-    names = {name: symbol(name) for name in "BSTRVPd"}
+    names = {name: symbol(name) for name in "BSTRVPdw"}
     names.update({f"{name}{suffix}": symbol(f"{name}{suffix}") for suffix in suffixes for name in "LHKEF"})
+    cycles = tuple(_window_names(group.windows, suffix) for group, suffix in zip(arch.groups, suffixes, strict=True))
+    names.update({name: symbol(name) for cycle in cycles for name in cycle if name})
     for name in relations:
         if name not in names:
             raise reject(name, relations[name], "no symbol of this case", f"use one of {', '.join(sorted(names))}")
@@ -79,6 +82,7 @@ def symbolic_sizes(case: Case, **relations: str) -> Sizes:
         "t": extent("T") if decode else new,
         "r": rows,
         "d": extent("d"),
+        "w": extent("w") if arch.embedding_width else extent("d"),
         "v": extent("V"),
         "p": extent("P"),
     }
@@ -89,10 +93,22 @@ def symbolic_sizes(case: Case, **relations: str) -> Sizes:
             "g": extent(f"H{suffix}") / extent(f"K{suffix}"),
             "e": extent(f"E{suffix}"),
             "f": extent(f"F{suffix}"),
+            "n": extent(f"H{suffix}") + 2 * extent(f"K{suffix}"),
+            "u": 2 * extent(f"F{suffix}"),
         }
         for suffix in suffixes
     )
-    return Sizes(values, groups, tuple(extent(f"L{suffix}") for suffix in suffixes), None, extent("V"))
+    windows = tuple(tuple(extent(name) if name else 0 for name in cycle) for cycle in cycles)
+    return Sizes(values, groups, tuple(extent(f"L{suffix}") for suffix in suffixes), None, extent("V"), windows)
+
+
+def _window_names(cycle: tuple[int, ...], suffix: str) -> tuple[str, ...]:
+    """Return the symbol name of each window of a cycle, empty for full attention; equal windows share one symbol."""
+    distinct = sorted({window for window in cycle if window})
+    numbered = {
+        window: f"W{suffix}_{place}" if len(distinct) > 1 else f"W{suffix}" for place, window in enumerate(distinct)
+    }
+    return tuple(numbered.get(window, "") for window in cycle)
 
 
 def symbolic(case: Case, **relations: str) -> Program:

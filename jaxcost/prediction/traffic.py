@@ -73,7 +73,7 @@ def _divide(a: Any, b: Any) -> Any:
 def _bytes(program: Program, name: str) -> Any:
     """Return the bytes of one layer's copy of a tensor, a weight in the compute dtype it is multiplied in."""
     tensor = program.tensors[name]
-    dtype = program.case.state.compute_dtype if tensor.role == "parameter" else tensor.dtype
+    dtype = program.case.state.compute_dtype if program.is_weight(name) else tensor.dtype
     return payload_bytes(program.elements(tensor), dtype)
 
 
@@ -145,8 +145,7 @@ def attention_rows(program: Program) -> list[Row]:
     for scores in (op for op in program.contractions if op.name == "scores"):
         inside = [op for op in program.ops if op.segment == scores.segment]
         values = next(op for op in inside if isinstance(op, Contraction) and op.name == "values")
-        middle = [op for op in inside if op.scope == scores.scope.replace("/scores", "/softmax")]
-        steps = [scores, *middle, values]
+        steps = inside[inside.index(scores) : inside.index(values) + 1]
         for phase in ("forward", "replay"):
             chosen = steps if phase == "forward" else [op for op in steps if id(op) in again]
             if materialised:

@@ -1,12 +1,12 @@
-"""The feed-forward block: gated (gate, up, down) or classic (up, down), and the residual addition."""
+"""The feed-forward block: gated (gate, up, down) or classic (up, down)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from jaxcost.contracts.architecture import Mlp
-from jaxcost.prediction.components.attention import project
 from jaxcost.prediction.components.dropout import dropout
+from jaxcost.prediction.components.projection import project
 from jaxcost.prediction.program import Count
 
 if TYPE_CHECKING:
@@ -28,12 +28,17 @@ def mlp(b: Builder, spec: Mlp, x: str) -> str:
     wide, narrow = ("f", "d") if spec.bias else ("", "")
     forward, backward = (tuple(Count(kind, n, WIDE) for kind, n in counts) for counts in ACTIVATIONS[spec.activation])
     inputs = []
+    fused = f"{scope}/gate_up" if spec.storage == "fused" else ""
+    if fused:
+        b.parameter(f"{fused}/weight", "d u")
+        if spec.bias:
+            b.parameter(f"{fused}/bias", "u")
     if spec.form == "gated":
-        inputs.append(project(b, f"{scope}/gate", "b s d, d f -> b s f", x, "d f", wide))
+        inputs.append(project(b, f"{scope}/gate", "b s d, d f -> b s f", x, "d f", wide, fused))
         forward = (*forward, Count("multiply", 1, WIDE))
         # both factors of the product need a gradient; the activation itself is evaluated again for the second
         backward = (*backward, *forward[:-1], Count("multiply", 2, WIDE))
-    inputs.append(project(b, f"{scope}/up", "b s d, d f -> b s f", x, "d f", wide))
+    inputs.append(project(b, f"{scope}/up", "b s d, d f -> b s f", x, "d f", wide, fused))
     mixed = b.tensor(f"{scope}/activation/out", WIDE)
     b.primitive(
         f"{spec.form}_{spec.activation}",
@@ -46,12 +51,3 @@ def mlp(b: Builder, spec: Mlp, x: str) -> str:
     )
     out = project(b, f"{scope}/down", "b s f, f d -> b s d", mixed, "f d", narrow)
     return dropout(b, scope, out, b.case.architecture.dropout.residual, "b s d", leaf="out_dropout")
-
-
-def residual(b: Builder, x: str, update: str, leaf: str) -> str:
-    """Append x + update; `leaf` is `mid` after attention and `out` at the layer's end."""
-    scope = f"{b.prefix}/residual"
-    out = b.tensor(f"{scope}/{leaf}", "b s d", scope=scope)
-    adds = (Count("add", 1, "b s d"),)
-    b.primitive("residual", scope, (x, update), (out,), adds, adds)
-    return out
