@@ -115,7 +115,7 @@ class Layer(eqx.Module):
 
 
 class Table(eqx.Module):
-    """A lookup table `[v, d]` (tokens) or `[rows, d]` (positions)."""
+    """A lookup table `[v, d]` (tokens) or `[p, d]` (positions)."""
 
     weight: jax.Array
 
@@ -198,7 +198,7 @@ def build(case: Case, make: Make) -> Decoder:
         groups.append(layers[0] if scanned else tuple(layers))
     outside = partial(leaf, "", (), sizes)
     tokens = Table(outside("embed/tokens", "weight", "vd"))
-    positions = Table(outside("embed/positions", "weight", ["p", "d"])) if arch.learned_positions else None
+    positions = Table(outside("embed/positions", "weight", "pd")) if arch.learned_positions else None
     return Decoder(
         embed=Embedding(tokens, positions),
         groups=tuple(groups),

@@ -1,8 +1,8 @@
 """Sharding: one table from named axes to mesh axes, and the two ways of applying it.
 
 Every tensor of the network names its axes (`layer` scan stack, b batch, s rows, d hidden, h query heads, k K/V heads,
-e head width, f MLP width, v vocabulary rows). The tables below say which mesh axes shard them. Mesh axes that a mesh
-does not have drop out.
+e head width, f MLP width, v vocabulary rows, p position rows). The tables below say which mesh axes shard them. Mesh
+axes that a mesh does not have drop out.
 
 `auto` shards the arguments and leaves the rest to the partitioner. `explicit` also pins, inside the program, what is
 otherwise a choice of the partitioner: each matrix is gathered over `fsdp` where it is used, its gradient is scattered

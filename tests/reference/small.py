@@ -20,7 +20,9 @@ LLAMA3 = {
 }  # fmt: skip
 ROTARY = {"theta": 10000.0, "dimensions": 4}
 # Programs this small are compiled more slowly than they run.
-LITTLE_EFFORT = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+LITTLE_EFFORT = {
+    "xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, "xla_cpu_use_fusion_emitters": False,
+}  # fmt: skip
 
 
 def layer(heads: int, kv_heads: int, width: int, *, bias: bool = False, classic: bool = False, rotary: Any = None) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from jaxcost.reference.serving import make_decode_step, make_prefill_step
 from jaxcost.reference.sharding import Layout
-from tests.reference.small import ARCHITECTURES, compiled, difference, make_case, model_of, tokens_of
+from tests.reference.small import ARCHITECTURES, LITTLE_EFFORT, compiled, difference, make_case, model_of, tokens_of
 
 PLAIN = Layout(None, True)
 ROWS, PROMPT = 8, 5
@@ -31,7 +31,7 @@ def full_and_stepwise(arch, options, shift=0):
         return jnp.pad(x, [(0, ROWS - PROMPT) if axis == x.ndim - 3 else (0, 0) for axis in range(x.ndim)])
 
     caches, found = jax.tree.map(room, caches), [logits]
-    decode = jax.jit(make_decode_step(one, PLAIN))
+    decode = jax.jit(make_decode_step(one, PLAIN), compiler_options=LITTLE_EFFORT)
     for position in range(PROMPT, ROWS):
         step, caches = decode(model, caches, tokens[:, position : position + 1], jnp.int32(position + shift))
         found.append(step)

@@ -1,0 +1,88 @@
+"""On a mesh the step computes what it computes on one device; the explicit form also divides the work evenly."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from jaxcost.observation.hlo import read_hlo
+from jaxcost.observation.jaxpr import count_jaxpr
+from jaxcost.reference import make_mesh, make_step, random_arguments
+from tests.reference.small import ARCHITECTURES, LITTLE_EFFORT, difference, make_case
+
+MESHES = {
+    "fsdp8": {"fsdp": 8},
+    "fsdp4tensor2": {"fsdp": 4, "tensor": 2},
+    "data2fsdp2tensor2": {"data": 2, "fsdp": 2, "tensor": 2},
+}
+# Momentum: its update is proportional to the gradient, where Adam's first is the sign of it.
+TRAINING = {
+    "llama": {"batch": 8, "seq": 8, "optimizer": "momentum", "remat": "block"},
+    "gpt2": {
+        "batch": 16, "seq": 8, "optimizer": "momentum", "dropout": True, "accumulate": 2, "remat": "attention",
+        "attention": "blockwise", "attention_block": 4, "layers": "unrolled",
+    },
+}  # fmt: skip
+SERVING = {
+    "prefill": {"phase": "prefill", "batch": 8, "seq": 8, "logits": "all"},
+    "decode": {"phase": "decode", "batch": 8, "past": 7},
+}
+
+
+def whole(name, options):
+    """Arguments and results of the step on one device."""
+    case = make_case(ARCHITECTURES[name], **options)
+    # Copies on the host: a step takes over the device buffers it is given.
+    arguments = jax.device_get(random_arguments(case, jax.random.key(0)))
+    step = make_step(case)
+    expected = jax.device_get(jax.jit(step.function, compiler_options=LITTLE_EFFORT)(*arguments))
+    return arguments, expected, count_jaxpr(step.trace().jaxpr)
+
+
+@pytest.fixture(scope="module", params=TRAINING)
+def training(request):
+    return request.param, whole(request.param, TRAINING[request.param])
+
+
+def compiled_on(name, options, mesh, sharding):
+    case = make_case(ARCHITECTURES[name], **options, mesh=mesh, sharding=sharding)
+    step = make_step(case, make_mesh(case, jax.devices()))
+    return step, step.trace().lower().compile(compiler_options=LITTLE_EFFORT)
+
+
+def results(step, program, arguments):
+    return jax.device_get(program(*jax.tree.map(jax.device_put, arguments, step.in_shardings)))
+
+
+def flops(program):
+    """Matmul FLOPs of one device."""
+    module = program.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    return read_hlo(module, platform="cpu").flops.value
+
+
+@pytest.mark.parametrize("sharding", ["explicit", "auto"])
+@pytest.mark.parametrize("mesh", MESHES)
+def test_training_equals_one_device(training, mesh, sharding):
+    name, (arguments, expected, count) = training
+    step, program = compiled_on(name, TRAINING[name], MESHES[mesh], sharding)
+    if sharding == "explicit":
+        assert flops(program) * 8 == count.total.value
+    found = results(step, program, arguments)
+    assert difference(found, expected) < 1e-5
+    assert difference(results(step, program, (arguments[0], arguments[1][:, ::-1], *arguments[2:])), found) > 1e-4
+
+
+def test_left_alone_the_partitioner_may_repeat_work(training):
+    """Why there is an explicit form, and a proof that the even division above can fail."""
+    name, (_, _, count) = training
+    _, program = compiled_on(name, TRAINING[name], MESHES["fsdp8"], "auto")
+    assert flops(program) * 8 > count.total.value
+
+
+@pytest.mark.parametrize("sharding", ["explicit", "auto"])
+@pytest.mark.parametrize("phase", SERVING)
+@pytest.mark.parametrize("name", ["qwen", "gpt2"])
+def test_serving_equals_one_device(name, phase, sharding):
+    arguments, expected, _ = whole(name, SERVING[phase])
+    step, program = compiled_on(name, SERVING[phase], MESHES["data2fsdp2tensor2"], sharding)
+    assert difference(results(step, program, arguments), expected) < 1e-5
