@@ -116,7 +116,7 @@ class Sizes:
         )
 
     def over_layers(self, axes: str, group: int | None, first: int, repeat: Any, pairs: str = "rectangular") -> Any:
-        """Return the sum of `product` over `repeat` layers from layer `first` of a group on; windows cut legal pairs."""
+        """Return the sum of `product` over the layers `first` to `first + repeat - 1`; windows cut legal pairs."""
         names = axes.split()
         if pairs == "rectangular" or not {"b", "s", "t"} <= set(names):
             return self.product(axes, group) * repeat
