@@ -1,6 +1,7 @@
-"""Keys of a config.json that change neither the graph nor a number, each with the reason.
+"""Keys of a config.json that change neither the graph nor a number, each with the reason: the only such list.
 
-Where a key is inert only for some values, those are listed; with another value the importer rejects it by name.
+Where a key is inert only for some values, those are listed; with another value the importer rejects it by name. Where
+it is inert only for some model types, those are listed; another type does not define it, and it is rejected there.
 """
 
 from __future__ import annotations
@@ -10,16 +11,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Inert:
-    """Why a key is without effect, and for which values (None: for all)."""
+    """Why a key is without effect, for which values (None: for all), and in which model types (None: in all)."""
 
     reason: str
     values: tuple[object, ...] | None = None
+    types: tuple[str, ...] | None = None
 
 
 def is_inert(key: str, value: object) -> bool:
     """Return whether `key` with `value` changes nothing; types count, so that 0 is not false."""
     values = INERT[key].values
     return values is None or any(type(value) is type(item) and value == item for item in values)
+
+
+def is_known(key: str, model_type: str) -> bool:
+    """Return whether the list has `key` for this model type."""
+    entry = INERT.get(key)
+    return entry is not None and (entry.types is None or model_type in entry.types)
 
 
 _INITIAL = Inert("initial values of the weights")
@@ -29,22 +37,36 @@ _STORAGE = Inert("the type of the released weights; a state policy decides the t
 _GENERATION = Inert("how tokens are sampled")
 _LABELS = Inert("names of labels, or a training loss for another head")
 _RETURNS = Inert("what a call returns, not what it computes")
-_SUMMARY = Inert("the sequence summary of GPT2DoubleHeadsModel; GPT2LMHeadModel has none")
-_POSITIONS = Inert("bounds the positions served; rotary positions keep no learned table")
+_SUMMARY = Inert("the sequence summary of GPT2DoubleHeadsModel; the model with a head on every token has none")
+_SERVING = Inert("a setting of the MLC-LLM serving engine that the class does not read")
+_KERNEL = Inert("which kernel computes the same thing; the workload's attention plan decides")
+_MEGATRON = Inert("how Megatron trained the model; BloomForCausalLM does not read it", types=("bloom",))
 
 INERT: dict[str, Inert] = {
-    "initializer_range": _INITIAL,
-    "max_position_embeddings": _POSITIONS,
+    **dict.fromkeys(("initializer_range", "init_std", "init_config", "init_device", "initializer_factor"), _INITIAL),
+    **dict.fromkeys(
+        ("max_position_embeddings", "original_max_position_embeddings", "max_seq_len", "seq_length"),
+        Inert("bounds the positions served; models without a learned position table keep nothing for it"),
+    ),
     "n_ctx": Inert("an older name of n_positions that the class no longer reads"),
     "use_cache": Inert("whether generation keeps K/V; the workload's phase decides"),
-    "_attn_implementation": Inert("which attention kernel runs; the workload's attention plan decides"),
-    "attn_implementation": Inert("which attention kernel runs; the workload's attention plan decides"),
+    "cache_implementation": Inert("how generation keeps K/V; the workload's phase decides"),
+    **dict.fromkeys(("_attn_implementation", "attn_implementation"), _KERNEL),
     **dict.fromkeys(
-        ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
+        (
+            "bos_token_id",
+            "eos_token_id",
+            "pad_token_id",
+            "sep_token_id",
+            "unk_token_id",
+            "decoder_start_token_id",
+            "word_embed_token_id",
+        ),
         _TOKEN,
     ),
     **dict.fromkeys(
-        ("_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "tokenizer_class", "prefix"),
+        ("_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "tokenizer_class", "tokenizer_name",
+         "prefix", "verbose", "inference", "license"),
         _PROVENANCE,
     ),
     **dict.fromkeys(("torch_dtype", "dtype"), _STORAGE),
@@ -79,7 +101,19 @@ INERT: dict[str, Inert] = {
         ),
         _GENERATION,
     ),
-    **dict.fromkeys(("id2label", "label2id", "num_labels", "finetuning_task", "problem_type", "loss_type"), _LABELS),
+    **dict.fromkeys(
+        (
+            "id2label",
+            "label2id",
+            "num_labels",
+            "finetuning_task",
+            "problem_type",
+            "loss_type",
+            "classifier_dropout",
+            "classifier_bias",
+        ),
+        _LABELS,
+    ),
     **dict.fromkeys(
         (
             "output_attentions",
@@ -98,6 +132,17 @@ INERT: dict[str, Inert] = {
         ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
         _SUMMARY,
     ),
+    **dict.fromkeys(("context_window_size", "prefill_chunk_size", "attention_sink_size"), _SERVING),
+    **dict.fromkeys(
+        ("attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion", "skip_bias_add",
+         "skip_bias_add_qkv", "offset_alibi", "pretraining_tp"),
+        _MEGATRON,
+    ),
+    "learned_pos_emb": Inert("without effect beside alibi: the model has no position table", types=("mpt",)),
+    "apply_residual_connection_post_layernorm": Inert(
+        "the class does not read it; true would start the residual from the norm's output", (False,), ("falcon",)
+    ),
+    "inference_runner": Inert("which code serves the model", types=("gpt_bigcode",)),
     "pruned_heads": Inert("heads removed from layers", ({}, None)),
     "chunk_size_feed_forward": Inert("cuts the MLP into chunks", (0, None)),
     "is_encoder_decoder": Inert("an encoder beside the decoder", (False,)),
@@ -107,4 +152,4 @@ INERT: dict[str, Inert] = {
     "tie_encoder_decoder": Inert("ties an encoder to the decoder", (False,)),
     "quantization_config": Inert("stores weights in other types, with scales of their own", (None,)),
     "sliding_window": Inert("layers would see a window of the tokens", (None,)),
-}
+}  # fmt: skip

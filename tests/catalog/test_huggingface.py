@@ -211,7 +211,6 @@ def test_head_dim_decouples_the_packed_width() -> None:
         (LLAMA, {"num_attention_heads": 33, "num_key_value_heads": 11}, "num_attention_heads"),
         (LLAMA, {"is_encoder_decoder": True}, "is_encoder_decoder"),
         (LLAMA, {"chunk_size_feed_forward": 128}, "chunk_size_feed_forward"),
-        (QWEN2, {"use_sliding_window": True}, "use_sliding_window"),
         (QWEN2, {"layer_types": ["full_attention"] * 23 + ["sliding_attention"]}, "layer_types"),
         (QWEN2, {"layer_types": ["full_attention"] * 23}, "layer_types"),
         (QWEN2, {"attention_bias": True}, "attention_bias"),
@@ -222,7 +221,7 @@ def test_head_dim_decouples_the_packed_width() -> None:
         (GPT2, {"num_hidden_layers": 6}, "num_hidden_layers"),
         (GPT2, {"resid_pdrop": 1.0}, "resid_pdrop"),
         (GPT2, {"n_head": 7}, "n_head"),
-        (GPT2, {"model_type": "gpt_neox"}, "model_type"),
+        (GPT2, {"model_type": "mixtral"}, "model_type"),
         (GPT2, {"model_type": ["gpt2"]}, "model_type"),
     ],
 )
