@@ -35,7 +35,7 @@ def opened(path: Path, where: str) -> Iterator[tuple[BinaryIO, int]]:
         if not stat.S_ISREG(status.st_mode):
             raise reject(where, path.name, "is no regular file", "copy its content to a file")
         try:
-            yield raw, status.st_size  # type: ignore[misc]  # an unbuffered file is a FileIO, which reads like BinaryIO
+            yield raw, status.st_size
         except OSError as error:
             reason = f"cannot be read ({error.strerror})"
             raise reject(where, path.name, reason, "check the file and its permissions") from None

@@ -37,7 +37,8 @@ def read_leaves(path: Path, shown: str) -> tuple[StoredFile, tuple[StoredTensor,
     """
     with opened(path, shown) as (file, size):
         at, notes = _first_line(file, shown)
-        headers, tensors = at, []
+        headers = at
+        tensors: list[StoredTensor] = []
         while at < size:
             if len(tensors) == MAXIMUM_LEAVES:
                 raise reject(shown, MAXIMUM_LEAVES, "more arrays than can be a checkpoint", "check the file")

@@ -44,7 +44,7 @@ def find_item(folder: Path, where: str) -> Path:
         raise reject(where, folder.name, "was being written when its writer stopped", "name a finished checkpoint")
     if (folder / METADATA).is_file():
         return folder
-    items = sorted(item for item in folder.iterdir() if (item / METADATA).is_file())
+    items = sorted(item for item in folder.iterdir() if not item.is_symlink() and (item / METADATA).is_file())
     if len(items) == 1:
         return items[0]
     if items:
@@ -77,7 +77,7 @@ def read_orbax(folder: Path, shown: str) -> tuple[tuple[StoredFile, ...], tuple[
 @task
 def zarr_metadata(payload: Mapping[str, Any]) -> dict[str, str | None]:
     """Return for each array name the text of its zarr metadata, None where there is none."""
-    import tensorstore  # type: ignore[import-untyped]  # ships no annotations
+    import tensorstore
 
     base = f"file://{payload['folder']}/"
     spec = {"driver": "ocdbt", "base": base} if payload["ocdbt"] else base

@@ -101,9 +101,8 @@ def _quantisation(folder: Path) -> Mapping[str, Any] | None:
     if not (folder / "config.json").is_file():
         return None
     try:
-        data = parse_json(
-            read_small(inside(folder, "config.json", "config.json"), "config.json", 1 << 24), "config.json"
-        )
+        text = read_small(inside(folder, "config.json", "config.json"), "config.json", 1 << 24)
+        data = parse_json(text, "config.json")
     except RejectedError:
         return None  # the catalogue refuses a bad config where it is the MODEL; here it only could have added evidence
     found = data.get("quantization_config") if isinstance(data, dict) else None

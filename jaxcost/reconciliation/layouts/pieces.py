@@ -96,7 +96,7 @@ def by_layer(program: Program) -> Iterator[tuple[int | None, int | None, int, li
 
 
 def layer_names(program: Program) -> tuple[ExpectedTensor, ...]:
-    """Return the arrays under `group0/1/attn/q_proj/weight` (group, layer in the group, parameter), axes as declared."""
+    """Return the arrays under `group0/1/attn/q_proj/weight` (group, layer in it, parameter), axes as declared."""
     found = []
     for group, layer, _, tensors in by_layer(program):
         for tensor in tensors:

@@ -17,7 +17,7 @@ def stacked(program: Program) -> tuple[ExpectedTensor, ...]:
 
 def unrolled(program: Program) -> tuple[ExpectedTensor, ...]:
     """Return the arrays of unrolled layers, each layer apart."""
-    found = [
+    found: list[tuple[str, Tensor, tuple[int, ...]]] = [
         (_path(tensor, layer), tensor, ())
         for tensor in _owned(program)
         for layer in (range(tensor.repeat) if tensor.group is not None else (None,))
