@@ -1,4 +1,4 @@
-"""What must be true of every case, whatever its sizes. Each property is a function of one case; it raises AssertionError.
+"""What must be true of every case, whatever its sizes: functions of one case that raise AssertionError.
 
 The oracle is `jaxcost.verify.recount`, an identity between two predictions, or a bound; never the fold under test. A
 property that says nothing about a case (tying, where heads cannot be tied) returns without a word. The properties of
@@ -196,7 +196,7 @@ def fused_projections_count_alike(case: Case) -> None:
 
 
 @declares("legal pairs never exceed the rectangle, and equal the pairs counted one by one")
-def causal_isat_most_rectangular(case: Case) -> None:
+def causal_is_at_most_rectangular(case: Case) -> None:
     """Compare both conventions with pairs looked at one by one."""
     rectangle, legal = (variant(case, pairs=name) for name in ("rectangular", "legal"))
     seen = totals(rectangle, "flops")
@@ -254,7 +254,7 @@ def accumulation_changes_no_total(case: Case) -> None:
 @declares("softmax exponentials and norm roots stand in the primitive ledger, none of them counted as a matmul")
 def primitives_stay_visible(case: Case) -> None:
     """Count one exponential per pair and query head, one reciprocal root per normalised row, at the least."""
-    seen = totals(case, "primitives")["by_phase"]["forward"]
+    seen = totals(case, "primitives")["by_phase"].get("forward", {})
     rectangle = recount.pairs(case, "rectangular")
     groups = case.architecture.groups
     wanted = rectangle * sum(group.repeat * group.layer.attention.query_heads for group in groups)

@@ -1,8 +1,8 @@
 """A second count of the same things, from the case alone and by the plainest means: loops, lists and products.
 
-It is the oracle of the properties, so it uses nothing of `jaxcost.prediction`: no axes, no program, no fold. It walks
-the layers one by one, asks at each matrix what it multiplies and whether a gradient is wanted on either side, and counts
-(query, key) pairs by looking at each pair. Slow and small on purpose; one multiply-add is two FLOPs.
+The oracle of the properties uses nothing of `jaxcost.prediction`: no axes, no program, no fold. It walks the layers
+one by one, asks at each matrix what it multiplies and whether a gradient is wanted on either side, and counts (query,
+key) pairs by looking at each pair. Slow and small on purpose; one multiply-add is two FLOPs.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def tensors(case: Case, padded: bool = False) -> list[Tensor]:
     return found
 
 
-def _norm(scope: str, norm: Norm, d: int, layer: int) -> list[Tensor]:
-    parts = [name for name, there in (("scale", norm.scale), ("bias", norm.bias)) if there]
+def _norm(scope: str, norm: Norm | None, d: int, layer: int) -> list[Tensor]:
+    parts = [name for name, there in (("scale", norm.scale), ("bias", norm.bias)) if there] if norm else []
     return [Tensor(scope, part, (d,), layer) for part in parts]
 
 
@@ -158,8 +158,8 @@ def products(case: Case) -> Iterator[Product]:
         scope, layer = f"group{index}", group.layer
         h, k, e, f = layer.attention.query_heads, layer.attention.kv_heads, layer.attention.head_dim, layer.mlp.width
         attn, mlp = trained(f"{scope}/attn"), trained(f"{scope}/mlp")
-        norms = [trained(f"{scope}/{name}") and norm.scale for name, norm in
-                 (("attn_norm", layer.attention_norm), ("mlp_norm", layer.mlp_norm))]  # fmt: skip
+        both = (("attn_norm", layer.attention_norm), ("mlp_norm", layer.mlp_norm))
+        norms = [norm is not None and norm.scale and trained(f"{scope}/{name}") for name, norm in both]
         if case.execution.layers == "scan" and (attn or mlp or any(norms)):
             live = True
         for number in range(group.repeat):
