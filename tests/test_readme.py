@@ -2,8 +2,9 @@
 
 In a fenced `console` block each line that begins `$ jaxcost` is run in a fresh process. It must exit with 0, and each
 line shown below it must appear in its output, in this order. White space is compared as one blank, and `...` stands
-for anything, inside a line or as a line of its own. A block that begins `>>>` is a doctest. A fenced `sh` block is for
-commands that take long or install something; those are run by continuous integration or not at all.
+for anything, inside a line or as a line of its own. Words after `console` are marks: `console slow cuda` takes long
+and needs that compiler. A block that begins `>>>` is a doctest. A fenced `sh` block is for commands that install
+something or run everything; those are run by continuous integration.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -29,29 +30,30 @@ class Example:
 
     command: str
     shown: tuple[str, ...]
+    marks: tuple[str, ...] = ()
 
 
-def fenced(text: str) -> list[tuple[str, str]]:
-    """(language, body) of each fenced block, in order."""
-    return [(found[1], found[2]) for found in FENCE.finditer(text)]
+def fenced(text: str) -> list[tuple[str, tuple[str, ...], str]]:
+    """(language, the words after it, body) of each fenced block, in order."""
+    return [(found[1], tuple(found[2].split()), found[3]) for found in FENCE.finditer(text)]
 
 
 def examples(text: str) -> list[Example]:
     """The `$ jaxcost` commands of a page, a trailing backslash continuing the line."""
     found: list[Example] = []
-    for language, body in fenced(text):
+    for language, marks, body in fenced(text):
         if language != "console":
             continue
         for part in re.split(r"^\$ ", body.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
             command, *shown = part.splitlines()
             if command.split()[0] == "jaxcost":
-                found.append(Example(command, tuple(line for line in shown if line.strip())))
+                found.append(Example(command, tuple(line for line in shown if line.strip()), marks))
     return found
 
 
 def doctests(text: str) -> list[str]:
     """The blocks of a page that begin with a Python prompt."""
-    return [body for _, body in fenced(text) if body.lstrip().startswith(">>>")]
+    return [body for _, _, body in fenced(text) if body.lstrip().startswith(">>>")]
 
 
 def missing_lines(shown: tuple[str, ...], output: str) -> list[str]:
@@ -71,7 +73,7 @@ def missing_lines(shown: tuple[str, ...], output: str) -> list[str]:
 
 
 COMMANDS = [
-    pytest.param(example, id=f"{page.name}: {example.command}")
+    pytest.param(example, id=f"{page.name}: {example.command}", marks=[getattr(pytest.mark, m) for m in example.marks])
     for page in PAGES
     for example in examples(page.read_text(encoding="utf-8"))
 ]
@@ -126,6 +128,10 @@ $ other tool
 $ jaxcost models
 ```
 
+```console slow cuda
+$ jaxcost verify toy
+```
+
 ```sh
 jaxcost verify
 ```
@@ -136,6 +142,7 @@ def test_reader_takes_the_examples_and_nothing_else() -> None:
     assert examples(PAGE) == [
         Example("jaxcost show toy      --formula", ("unique  ...  parameters", "...", "total 12")),
         Example("jaxcost models", ()),
+        Example("jaxcost verify toy", (), ("slow", "cuda")),
     ]
     assert doctests("```python\n>>> 1 + 1\n2\n```\n```python\nx = 1\n```\n") == [">>> 1 + 1\n2\n"]
 

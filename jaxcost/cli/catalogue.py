@@ -68,7 +68,8 @@ def show(model: str, formula: bool, as_json: bool, quiet: bool) -> None:
     MODEL is a catalogue name, its Hugging Face id, a manifest (.toml, .json), a config.json or a folder that holds one.
 
     \b
-    Example:
+    Examples:
+        jaxcost show gpt2
         jaxcost show qwen2.5-0.5b --formula
     """
     manifest = load(model)

@@ -28,6 +28,7 @@ def estimate(model: str | None, rows: bool, html: Path | None, as_json: bool, qu
     Examples:
         jaxcost estimate llama-3.1-8b --phase training --batch 1 --seq 4096
         jaxcost estimate qwen2.5-0.5b --phase decode --past 32767 --json
+        jaxcost estimate llama-3.1-8b --phase training --batch 16 --seq 4096 --remat block --mesh fsdp=8 --rows
     """
     check_writable(html, "--html")
     chosen = choose(model, parameters)

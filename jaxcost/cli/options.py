@@ -36,24 +36,30 @@ WHOLE = _Whole()
 
 # flag, the option it sets, type, metavar, help
 _CASE: tuple[tuple[str, str, Any, str, str], ...] = (
-    ("--phase", "phase", str, "training|prefill|decode", "What one step does."),
-    ("--batch", "batch", WHOLE, "N", "Global sequences per step."),
-    ("--seq", "seq", WHOLE, "N", "New tokens per sequence (decode: 1)."),
-    ("--past", "past", WHOLE, "N", "Cached tokens; --past 32767 makes 32,768 visible."),
-    ("--logits", "logits", WHOLE, "all|final|N", "Rows projected onto the vocabulary, per sequence."),
-    ("--accumulate", "accumulate", WHOLE, "N", "Microbatches per step."),
-    ("--precision", "precision", str, "NAME", f"{', '.join(PRECISIONS)}."),
-    ("--optimizer", "optimizer", str, "NAME", f"{', '.join(OPTIMIZERS)}."),
-    ("--remat", "remat", str, "NAME", f"What is recomputed: {', '.join(REMATS)}."),
-    ("--attention", "attention", str, "PLAN", "materialised, blockwise, cudnn or splash."),
-    ("--attention-block", "attention_block", WHOLE, "N", "Rows per block of the blockwise schedule."),
-    ("--layers", "layers", str, "scan|unrolled", "How the stack is executed."),
-    ("--mesh", "mesh", str, "AXIS=N,...", f"Mesh axes in order: {', '.join(MESH_AXES)}."),
-    ("--zero", "zero", WHOLE, "0|1|2|3", "ZeRO stage over the data axis."),
-    ("--sharding", "sharding", str, "explicit|auto", "Declared collectives, or the partitioner's."),
-    ("--vocabulary-multiple", "vocabulary_multiple", WHOLE, "N", "Pad the vocabulary rows to a multiple."),
-    ("--pairs", "pairs", str, "rectangular|legal", "Which (query, key) pairs are counted."),
-)
+    ("--phase", "phase", str, "training|prefill|decode", "What one step does; needed."),
+    ("--batch", "batch", WHOLE, "N", "Global sequences per step.  [default: 1]"),
+    ("--seq", "seq", WHOLE, "N", "New tokens per sequence; needed, but for decode: 1."),
+    ("--past", "past", WHOLE, "N", "Cached tokens; --past 32767 makes 32,768 visible.  [default: 0]"),
+    ("--logits", "logits", WHOLE, "all|final|N",
+     "Rows projected onto the vocabulary, per sequence.  [default: all in training, final otherwise]"),
+    ("--accumulate", "accumulate", WHOLE, "N", "Microbatches per step.  [default: 1]"),
+    ("--precision", "precision", str, "NAME",
+     f"{', '.join(PRECISIONS)}.  [default: mixed in training, bf16_inference otherwise]"),
+    ("--optimizer", "optimizer", str, "NAME", f"{', '.join(OPTIMIZERS)}.  [default: adam]"),
+    ("--remat", "remat", str, "NAME", f"What is recomputed: {', '.join(REMATS)}.  [default: none]"),
+    ("--attention", "attention", str, "PLAN",
+     "materialised, blockwise, cudnn or splash.  [default: materialised]"),
+    ("--attention-block", "attention_block", WHOLE, "N", "Rows per block of the blockwise schedule.  [default: 512]"),
+    ("--layers", "layers", str, "scan|unrolled", "How the stack is executed.  [default: scan]"),
+    ("--mesh", "mesh", str, "AXIS=N,...", f"Mesh axes in order: {', '.join(MESH_AXES)}.  [default: one device]"),
+    ("--zero", "zero", WHOLE, "0|1|2|3", "ZeRO stage over the data axis.  [default: 0]"),
+    ("--sharding", "sharding", str, "explicit|auto",
+     "Declared collectives, or the partitioner's.  [default: explicit]"),
+    ("--vocabulary-multiple", "vocabulary_multiple", WHOLE, "N",
+     "Pad the vocabulary rows to a multiple.  [default: 1]"),
+    ("--pairs", "pairs", str, "rectangular|legal",
+     "Which (query, key) pairs are counted.  [default: rectangular]"),
+)  # fmt: skip
 
 
 def case_options(command: F) -> F:

@@ -27,19 +27,21 @@ _FILE = click.Path(path_type=Path)
     metavar="T",
     help="Compile for this target; may be repeated (see `jaxcost targets`).",
 )
-@click.option("--suite", metavar="NAME|FILE", help="A suite of cases.")
-@click.option("--fuzz", type=WHOLE, metavar="N", help="N random cases.")
+@click.option("--suite", metavar="NAME|FILE", help="A suite of cases, by name or as a file.  [default: default]")
+@click.option("--fuzz", type=WHOLE, metavar="N", help="Draw N random cases, check their properties and compile them.")
 @click.option("--seed", type=WHOLE, default=0, metavar="S", help="The seed of --fuzz.  [default: 0]")
 @click.option(
     "--observation", type=_FILE, metavar="FILE", help="Reconcile with a supplied bundle instead of compiling."
 )
-@click.option("--record", type=_FILE, metavar="DIR", help="Keep what the compilers said.")
+@click.option(
+    "--record", type=_FILE, metavar="DIR", help="Keep what the compilers said, one record for each case and target."
+)
 @click.option("--replay", type=_FILE, metavar="DIR", help="Use recorded evidence instead of compiling.")
 @click.option("--failures", is_flag=True, help="Run the failure rows: each fault, its symptom, its check.")
-@click.option("--explain", metavar="ROW", help="One row in full: counter[:scope][:phase].")
+@click.option("--explain", metavar="ROW", help="One row in full, step by step: counter[:scope][:phase].")
 @click.option("--strict", is_flag=True, help="Exit code 1 for unmeasured rows and targets too.")
 @click.option("--fail-on-mismatch", is_flag=True, help="The default; accepted for scripts.")
-@click.option("--rows", is_flag=True, help="List exact rows too where there are many reports.")
+@click.option("--rows", is_flag=True, help="List every row, those of single scopes and exact ones too.")
 @output_options(html=True)
 def verify(
     models: tuple[str, ...], rows: bool, html: Path | None, as_json: bool, quiet: bool, **parameters: Any
@@ -53,7 +55,10 @@ def verify(
         jaxcost verify
         jaxcost verify toy-tied --phase prefill --seq 4 --target cpu:1
         jaxcost verify llama-3.1-8b --phase training --batch 16 --seq 4096 --mesh fsdp=8 --target h100:8
+        jaxcost verify toy-tied --phase prefill --seq 4 --target h100:1 --explain matmul_flops:head:forward
+        jaxcost verify --replay hlo_dumps
         jaxcost verify --fuzz 200 --seed 1 --target cpu:1
+        jaxcost verify --failures
     """
     gc.enable()
     check_writable(html, "--html")
