@@ -73,6 +73,22 @@ def verdict(row: Row) -> str:
     return text if ":" in text or text == "exact" or not row.get("reason") else f"{text}: {row['reason']}"
 
 
+def overview(reports: Sequence[Report]) -> tuple[list[str], list[tuple[str, str, list[int], str]]]:
+    """Return the statuses that occur, best first, and per report: its name, target, rows of each, status to show."""
+    statuses = [[row["status"] for row in compared(report)] for report in reports]
+    columns = [status for status in reversed(STATUSES) if any(status in found for found in statuses)]
+    lines = []
+    for report, found in zip(reports, statuses, strict=True):
+        status, _ = headline(report["status"], compared(report))
+        lines.append((title(report), str(report["target"]), [found.count(name) for name in columns], status))
+    return list(columns), lines
+
+
+def title(report: Report) -> str:
+    """Return the name a report goes by."""
+    return str(report.get("name") or report["case"].get("architecture", {}).get("name", ""))
+
+
 def common_values(reports: Sequence[Report]) -> list[tuple[str, str]]:
     """Return the (option, value) pairs that all of several reports share; none for a single report."""
     tables = [values(report) for report in reports]

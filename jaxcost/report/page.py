@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from jaxcost.reconciliation.rows import STATUSES
 from jaxcost.report import gather
 from jaxcost.report.numbers import about, exact, flat, signed, unit_of
 from jaxcost.report.values import case_values, unknown_reasons
@@ -87,24 +86,17 @@ def verify_page(data: Mapping[str, Any]) -> str:
     if data.get("claims"):
         rows = [(_text(row["claim"]), _status(row["outcome"])) for row in data["claims"]]
         parts.append("<h2>claims</h2>" + _table(("claim", "outcome"), rows))
-    return _page("verify", data, parts)
+    return _page(str(data["schema"]).split(".")[1], data, parts)  # jaxcost.verify.v1: verify
 
 
 def _overview(reports: Sequence[Mapping[str, Any]]) -> str:
     """One line per report: how many of its rows have which status."""
-    columns = [status for status in STATUSES if any(row["status"] == status for r in reports for row in r["rows"])]
-    rows = []
-    for report in reports:
-        statuses = [row["status"] for row in gather.compared(report)]
-        status, _ = gather.headline(report["status"], gather.compared(report))
-        counts = (_number(str(statuses.count(name) or "")) for name in columns)
-        rows.append((_text(_title(report)), _text(report["target"]), *counts, _status(status)))
-    numbers = tuple(range(2, 2 + len(columns)))
-    return _table(("report", "target", *columns, "status"), rows, numbers=numbers)
-
-
-def _title(report: Mapping[str, Any]) -> str:
-    return str(report.get("name") or report["case"].get("architecture", {}).get("name", ""))
+    columns, lines = gather.overview(reports)
+    rows = [
+        (_text(title), _text(target), *(_number(str(count or "")) for count in counts), _status(status))
+        for title, target, counts, status in lines
+    ]
+    return _table(("report", "target", *columns, "status"), rows, numbers=tuple(range(2, 2 + len(columns))))
 
 
 def _report(report: Mapping[str, Any], shown: bool) -> str:
@@ -132,8 +124,9 @@ def _report(report: Mapping[str, Any], shown: bool) -> str:
             numbers=(1,),
         )
         parts.append(table)
-    head = f"{escape(_title(report))} on {escape(str(report['target']))}: {_span(status)} {escape(beside)}"
-    return f"<details{' open' if shown else ''}><summary><b>{head}</b></summary>{''.join(parts)}</details>"
+    head = f"{escape(gather.title(report))} on {escape(str(report['target']))}: {_span(status)} {escape(beside)}"
+    unfolded = shown or status in ("open", "rejected")
+    return f"<details{' open' if unfolded else ''}><summary><b>{head}</b></summary>{''.join(parts)}</details>"
 
 
 def _compared(rows: Sequence[Mapping[str, Any]]) -> str:

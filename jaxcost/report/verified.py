@@ -16,6 +16,7 @@ from jaxcost.report.tables import COLOURS, line, status_text
 
 _EXPLAINED_ROWS = 40
 _SCOPES_SHOWN = 6
+_ALWAYS = ("matmul_flops", "parameters.unique", "argument_bytes")  # of many reports too, where they are exact
 
 
 def show_verify(data: Mapping[str, Any], rows: bool = False) -> None:
@@ -34,6 +35,8 @@ def show_verify(data: Mapping[str, Any], rows: bool = False) -> None:
         out.print()
     for report in reports:
         _show_report(out, report, shared, versions is None or len(reports) == 1, rows, whole=len(reports) <= 2)
+    if len(reports) > 1:
+        _show_overview(out, reports)
     _show_shared(out, reports)
     for explained in data.get("explain", ()):
         _show_explained(out, explained)
@@ -111,9 +114,8 @@ def _show_report(
     whole: bool,
 ) -> None:
     rows = gather.compared(report)
-    title = report.get("name") or report["case"].get("architecture", {}).get("name", "")
     status, beside = gather.headline(report["status"], rows)
-    head = Text(f"{title} on {report['target']}: ", style="bold")
+    head = Text(f"{gather.title(report)} on {report['target']}: ", style="bold")
     head.append_text(status_text(status))
     head.append(f" {beside}" if beside else "")
     out.print(head)
@@ -123,10 +125,14 @@ def _show_report(
     versions = report.get("environment", {}).get("versions")
     if versions and environment:
         line(out, _environment(versions))
-    shown = [row for row in rows if every or row["status"] != "exact" or (whole and not row["scope"])]
+    shown = [
+        row
+        for row in rows
+        if every or row["status"] != "exact" or (not row["scope"] and (whole or gather.key(row) in _ALWAYS))
+    ]
     if shown:
         _show_compared(out, shown)
-    _show_folded(out, [row for row in rows if row not in shown])
+    _show_folded(out, [row for row in rows if row not in shown], whole)
     for note in gather.notes(rows):
         amount = f"{signed(note.amount)}  " if note.amount is not None else ""
         keys = note.keys[:_SCOPES_SHOWN] + [f"{len(note.keys) - _SCOPES_SHOWN} more"] * (len(note.keys) > _SCOPES_SHOWN)
@@ -146,8 +152,11 @@ def _environment(versions: Mapping[str, str]) -> str:
     return "environment: " + "  ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _show_folded(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Say how many exact rows are not listed, by counter and phase."""
+def _show_folded(out: Console, rows: Sequence[Mapping[str, Any]], named: bool) -> None:
+    """Say how many exact rows are not listed; `named` says which, by counter and phase."""
+    if rows and not named:
+        line(out, f"{gather.count(len(rows), 'row')} exact (--rows lists them)")
+        return
     sections: dict[str, int] = {}
     for row in rows:
         name = " ".join(part for part in (row["counter"], row["phase"]) if part)
@@ -155,6 +164,14 @@ def _show_folded(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     if sections:
         parts = ", ".join(name if number == 1 else f"{name} ({number} scopes)" for name, number in sections.items())
         line(out, f"{gather.count(len(rows), 'row')} exact, listed by --rows: {parts}")
+
+
+def _show_overview(out: Console, reports: Sequence[Mapping[str, Any]]) -> None:
+    columns, lines = gather.overview(reports)
+    made = table("report", "target", *columns, "status", right=tuple(columns), wrap=("report",))
+    for title, target, counts, status in lines:
+        made.add_row(title, target, *(str(count or "") for count in counts), status_text(status))
+    out.print(made)
 
 
 def _show_shared(out: Console, reports: Sequence[Mapping[str, Any]]) -> None:
