@@ -292,6 +292,19 @@ def test_what_reports_share_is_said_once(
     assert "ties are by name (1 of 2 reports)" in page.text and "again on h100:1" in page.text
 
 
+def test_overview_counts_rows_by_status(verified: dict[str, Any]) -> None:
+    columns, lines = gather.overview([verified["reports"][0]])
+    assert columns == ["exact", "explained", "bounded", "unmeasured", "open"]
+    assert lines == [("toy <tied>", "cpu:1", [1, 1, 1, 1, 1], "open")]
+
+
+def test_a_verdict_of_one_word_comes_with_its_reason() -> None:
+    words = {"exact": "exact", "misleading": "misleading: no temporary is in it", "wrong: 2 times": "wrong: 2 times"}
+    for verdict, shown in words.items():
+        item = row("xla.flops", 1, 2, "unmeasured", verdict=verdict, reason="no temporary is in it")
+        assert gather.verdict(item) == shown
+
+
 def test_exact_rows_of_single_scopes_are_counted_and_listed_on_demand(
     verified: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
