@@ -34,6 +34,7 @@ from jaxcost.observation.worker import task
 
 SCHEMA = "jaxcost.record.v1"
 LARGEST_MODULE_BYTES = 256 * 2**20  # of an unpacked module; the largest met is 5 MB
+_LINE = 400  # the longest table of a record that stands on one line
 _REMEDY = "record it again: jaxcost verify --record DIR"
 _TIMINGS = ("lowering_seconds", "compile_seconds", "reading_seconds")
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
@@ -109,7 +110,7 @@ def write_record(
     # The module first: a JSON file that is there has its module.
     _replace(folder / f"{name}.hlo.xz", lzma.compress(stripped, format=lzma.FORMAT_XZ, filters=_FILTERS))
     path = folder / f"{name}.json"
-    _replace(path, (json.dumps(content, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode())
+    _replace(path, (_spelled(content) + "\n").encode())
     return path
 
 
@@ -236,6 +237,22 @@ def _raw_numbers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _digest(content: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in content.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _spelled(value: Any, indent: str = "") -> str:
+    """Return JSON that a reviewer can read and a diff can show: a table or list that fits on a line stands on one."""
+    flat = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ": "))
+    deep = isinstance(value, dict | list) and value and len(flat) > _LINE
+    if not deep:
+        return flat
+    inner = indent + " "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {_spelled(item, inner)}" for key, item in sorted(value.items())]
+        opening, closing = "{", "}"
+    else:
+        parts = [_spelled(item, inner) for item in value]
+        opening, closing = "[", "]"
+    return f"{opening}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{closing}"
 
 
 def _without_timings(section: Any) -> Any:

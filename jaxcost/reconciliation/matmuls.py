@@ -8,8 +8,9 @@ A residual is explained by rules that each look for their own evidence:
 - dead replay: the program's dataflow says that no backward op needs a replayed result, and the jaxpr holds no such dot;
 - strength reduction: a product with one row or one column became multiply and reduce, instructions named;
 - padding: a library call or split padded K, M or N, shapes shown;
-- hoisting and common subexpressions: fewer executions than equations in the jaxpr, the dots that remain named;
-- recomputation undone: the jaxpr replays, the compiled program holds no replay at all in that scope.
+- hoisting: a dot that bears an equation's name and size runs less often than the equation;
+- repetition: dots of one name, some with a sum fused into them, others bare, each for another consumer;
+- recomputation undone: the jaxpr replays, the compiled program holds no product under replay in that whole group.
 
 The amounts come from shapes, counts and the jaxpr; none is computed from the residual.
 """
@@ -88,12 +89,22 @@ class Matmuls:
         left, right = (self.predicted, self.compiled) if compiled else (self.predicted_global, self.jaxpr)
         coarse = _coarse(left, right)
         left, right = _merged(left, coarse), _merged(right, coarse)
+        unknown = {
+            coarse.get((row["scope"], row["phase"]), (row["scope"], row["phase"]))
+            for row in section["by_scope_phase"]
+            if row["flops"] is None
+        }
+        reason = "; ".join(str(item) for item in section["unknowns"]) or "a number of executions is unknown"
         rows = []
         for place in sorted(set(left) | set(right)):
             explanations = tuple(self._explanations(place, compiled, coarse))
-            rows.append(Row(counter, *place, UNIT, left.get(place, 0), right.get(place, 0), explanations))
-        reason = "; ".join(str(item) for item in section["unknowns"])
-        total = None if section["flops"] is None else sum(right.values())
+            seen = None if place in unknown else right.get(place, 0)
+            rows.append(
+                Row(counter, *place, UNIT, left.get(place, 0), seen, explanations, reason if seen is None else "")
+            )
+        if compiled:
+            rows = self._grouped(rows)
+        total = section["flops"]
         folded = _folded(item for row in rows for item in row.explanations)
         whole = Row(counter, "", "", UNIT, sum(left.values()), total, folded, reason if total is None else "")
         opaque = section["opaque"] if compiled else []
@@ -179,63 +190,96 @@ class Matmuls:
         }
         return int(sizes.pop()) if len(sizes) == 1 else shown
 
+    def _grouped(self, rows: Sequence[Row]) -> list[Row]:
+        """Compare a group of layers once, over all phases, where the compiler dropped names of products in it and the
+        places inferred for them do not add up.
+
+        Both sides are summed alike, so nothing closes that the group's totals and explanations do not close.
+        """
+        nameless: dict[str, list[str]] = {}
+        for row in self.hlo["contractions"]:
+            if not row["op_name"] and not row["scope_exact"]:
+                nameless.setdefault(_top(row["scope"]), []).append(row["name"])
+        unsettled = {_top(row.scope) for row in rows if row.status == "open"} & {*nameless}
+        kept = [row for row in rows if _top(row.scope) not in unsettled]
+        for top in sorted(unsettled):
+            inside = [row for row in rows if _top(row.scope) == top]
+            predicted = sum(row.prediction for row in inside if isinstance(row.prediction, int))
+            seen = [row.observation for row in inside]
+            total = None if None in seen else sum(value for value in seen if value is not None)
+            names = nameless[top]
+            reason = f"the compiler dropped the names of {_listed(names)}: compared over all parts and phases"
+            folded = _folded(item for row in inside for item in row.explanations)
+            kept.append(Row("matmul_flops", top, "", UNIT, predicted, total, folded, reason))
+        return kept
+
     def _fewer(self, members: Sequence[Place], place: Place) -> Iterable[Explanation]:
-        """Explain equations of the jaxpr that the compiled program executes less often, by matching them with dots."""
+        """Explain equations of the jaxpr that the compiled program executes less often."""
         if place[1] == "replay":
-            for item in sorted(members):
-                if not any(_touches(row, item) or row["scope"] == place[0] for row in self._dots("replay")):
-                    yield from self._undone(item)
+            yield from self._undone(members)
             return
         equations = [row for row in self.observed.data["jaxpr"]["rows"] if (row["scope"], row["phase"]) in members]
         if self.devices != 1 or any(row["total"] is None for row in equations):
             return
-        scopes = {scope for scope, _ in members} | {place[0]}
-        dots = [
-            (size, times, row["name"])
-            for row in self._dots(place[1])
-            for size, times in _products(row, scopes, self._logical(row))
-        ]
-        reduced = [row for row in self.hlo["strength_reduced"] if (row["scope"], row["phase"]) in members]
-        dots += [(row["flops"], row["executions"] or 0, row["name"]) for row in reduced]
-        found = _shared([(row["flops"], _times(row)) for row in equations], dots)
-        if found is not None:
-            amount, names = found
-            yield Explanation(-amount, "loop-invariant hoisting or common subexpressions", _listed(names))
+        amount, names = 0, []
+        for row in self._dots(place[1]):
+            same = [item for item in equations if _bears(row, item) and item["flops"] == self._logical(row)]
+            times = {_times(item) for item in same}
+            if len(times) == 1 and row["executions"] is not None and not row["shares"]:
+                (wanted,) = times
+                if row["executions"] < wanted:
+                    names.append(f"{row['name']} runs {row['executions']} times for {wanted}")
+                    amount += (wanted - row["executions"]) * self._logical(row)
+        if amount:
+            yield Explanation(-amount, "loop-invariant hoisting", _listed(names))
 
     def _repeated(self, place: Place) -> Iterable[Explanation]:
-        """A product that the compiler runs more often than the jaxpr: one equation's name on several equal dots.
+        """A product that a library runs more often than the jaxpr, each time for another consumer.
 
-        It happens where one consumer takes the product with a sum fused into it and another takes it bare.
+        One consumer takes the product with a sum fused into the call, another takes it bare: the calls bear one
+        equation's name and differ in what they add. Equal calls are no case of it.
         """
+        if self.devices != 1:
+            return
         equations = [row for row in self.observed.data["jaxpr"]["rows"] if (row["scope"], row["phase"]) == place]
         groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
         for row in self._dots(place[1]):
-            if row["scope"] == place[0] and row["op_name"] and row["flops"] is not None and not row["shares"]:
+            if row["scope"] == place[0] and row["op_name"] and row["target"] and not row["shares"]:
                 groups.setdefault((row["op_name"], self._logical(row)), []).append(row)
         for (_, size), rows in groups.items():
-            wanted = sum(1 for row in equations if row["flops"] == size) if self.devices == 1 else 0
-            extra = rows[wanted:] if wanted else []
+            wanted = sum(1 for item in equations if item["flops"] == size and _bears(rows[0], item))
+            distinct = {row["addend"]: row for row in rows}
+            extra = list(distinct.values())[wanted:] if wanted else []
             if extra:
                 amount = sum(size * (row["executions"] or 0) for row in extra)
-                names = _listed(row["name"] for row in rows)
-                yield Explanation(
-                    amount, "one product run again for another consumer", f"{wanted} equations, dots {names}"
-                )
+                shown = _listed(f"{row['name']} adds {row['addend'] or 'nothing'}" for row in distinct.values())
+                evidence = f"{wanted} {'equation' if wanted == 1 else 'equations'}; {shown}"
+                yield Explanation(amount, "one product run again for another consumer", evidence)
 
     def _dots(self, phase: str) -> list[Mapping[str, Any]]:
         return [row for row in self.hlo["contractions"] if row["phase"] == phase]
 
-    def _undone(self, place: Place) -> Iterable[Explanation]:
-        """A replay in the jaxpr without any dot in the compiled program, whose forward results are kept instead."""
-        equations = [row for row in self.observed.data["jaxpr"]["rows"] if (row["scope"], row["phase"]) == place]
-        reduced = [row for row in self.hlo["strength_reduced"] if (row["scope"], row["phase"]) == place]
-        forward = [row["name"] for row in self._dots("forward") if _touches(row, (place[0], "forward"))]
-        total = sum(row["total"] or 0 for row in equations)
-        if reduced or not equations or not forward or total % self.devices:
-            return
-        kept = f"no dot; forward results kept: {_listed(forward)}"
-        evidence = f"{len(equations)} equations under replay in the jaxpr, {kept}"
-        yield Explanation(-(total // self.devices), "recomputation undone by the compiler", evidence)
+    def _undone(self, members: Sequence[Place]) -> Iterable[Explanation]:
+        """A replay in the jaxpr without any product in the compiled program, whose forward results are kept instead.
+
+        Replay starts from a layer's saved input, so what makes one product common with its forward twin makes all of
+        the layer common: a single product that is gone from a replay that is there is not undone recomputation.
+        """
+        for item in sorted(members):
+            top = _top(item[0])
+            if any(_top(row["scope"]) == top for row in (*self._dots("replay"), *self._reduced("replay"))):
+                continue
+            equations = [row for row in self.observed.data["jaxpr"]["rows"] if (row["scope"], row["phase"]) == item]
+            forward = [row["name"] for row in self._dots("forward") if _touches(row, (item[0], "forward"))]
+            total = sum(row["total"] or 0 for row in equations)
+            if not equations or not forward or total % self.devices:
+                continue
+            kept = f"no product under replay in {top}; forward results kept: {_listed(forward)}"
+            evidence = f"{len(equations)} equations under replay in the jaxpr, {kept}"
+            yield Explanation(-(total // self.devices), "recomputation undone by the compiler", evidence)
+
+    def _reduced(self, phase: str) -> list[Mapping[str, Any]]:
+        return [row for row in self.hlo["strength_reduced"] if row["phase"] == phase]
 
     def findings(self) -> list[Finding]:
         """Return what the compiler did that a total does not show."""
@@ -264,39 +308,11 @@ def _opaque_row(item: Mapping[str, Any]) -> Row:
     return Row("opaque_flops", item["scope"], item["phase"], UNIT, None, None, reason=reason)
 
 
-def _shared(equations: Sequence[tuple[int, int]], dots: Sequence[tuple[int, int, str]]) -> tuple[int, list[str]] | None:
-    """Match each dot (FLOPs, executions, name) with an equation of the same FLOPs; what runs less often was hoisted or
-    shared.
-
-    Only fewer executions of equal products count: an equation without a dot of its size, or a dot without an equation,
-    is no case for this rule.
-    """
-    left = sorted(equations)
-    names, amount = [], 0
-    for size, times, name in dots:
-        same = [item for item in left if item[0] == size]
-        if not same:
-            return None
-        exact = (size, times) if (size, times) in same else same[-1]
-        left.remove(exact)
-        if exact[1] > times:
-            names.append(f"{name} runs {times} times for {exact[1]}")
-            amount += (exact[1] - times) * size
-    kept = {size: name for size, _, name in dots}
-    for size, times in left:
-        if size not in kept:
-            return None
-        names.append(f"{kept[size]} serves another equation of {size} FLOPs")
-        amount += size * times
-    return (amount, names) if amount else None
-
-
-def _products(row: Mapping[str, Any], scopes: set[str], logical: int) -> list[tuple[int, int]]:
-    """The products of one dot that lie in `scopes`: its shares where it was merged, else itself, padding left out."""
-    times = row["executions"] or 0
-    if row["shares"]:
-        return [(share["flops"], times) for share in row["shares"] if (share["scope"] or row["scope"]) in scopes]
-    return [(logical, times)] if row["scope"] in scopes else []
+def _bears(row: Mapping[str, Any], equation: Mapping[str, Any]) -> bool:
+    """Whether a dot bears the name of an equation: one place, one product as the program spells it."""
+    spelled = str(equation["name"]).rsplit("/", 1)[-1]
+    same = (row["scope"], row["phase"]) == (equation["scope"], equation["phase"])
+    return same and spelled in str(row["op_name"]).split("/")
 
 
 def _aligned(extent: int) -> int:
@@ -339,6 +355,10 @@ def _coarse(left: Mapping[Place, int], right: Mapping[Place, int]) -> dict[Place
                 phase,
             )
     return mapping
+
+
+def _top(scope: str) -> str:
+    return scope.split("/", 1)[0]
 
 
 def _below(scope: str, wide: str) -> bool:

@@ -139,14 +139,22 @@ def _finished(request: VerifyRequest, result: VerifyResult) -> VerifyResult:
             explain_row(report, request.explain) for report in result.reports if report.row(request.explain)
         )
         if not explained:
-            known = sorted({row.key for report in result.reports for row in report.rows})
-            raise reject(
-                "--explain", request.explain, "no report has this row", f"the rows are {', '.join(known[:40])}"
-            )
+            raise _no_row(request.explain, {row.key for report in result.reports for row in report.rows})
     return VerifyResult(
         result.reports, result.unavailable, result.claims, result.failures, result.fuzz, explained, result.seconds,
         result.calibration_seconds, request.strict, result.faulty,
     )  # fmt: skip
+
+
+def _no_row(key: str, known: set[str]) -> RejectedError:
+    """Return the refusal of a row that no report has, with the rows it may have meant."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(key, sorted(known), n=5, cutoff=0.5)
+    near += [name for name in sorted(known) if key and key in name and name not in near][: 5 - len(near)]
+    counters = sorted({name.split(":")[0] for name in known})
+    remedy = f"near it are {', '.join(near)}" if near else f"rows are counter[:scope][:phase] of {', '.join(counters)}"
+    return reject("--explain", key, "no report has this row", remedy)
 
 
 def _jobs(request: VerifyRequest) -> tuple[list[Job], bool]:

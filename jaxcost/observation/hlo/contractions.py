@@ -54,7 +54,8 @@ class Contraction:
 
     `logical_flops` leaves out K, M or N that the compiler padded (None when it cannot be told); `m`, `k`, `n` are
     None for a convolution that is no plain product. `scope_exact` is False when the scope was inferred, or when the
-    dot holds several products that could not be told apart (then `scope` encloses them all).
+    dot holds several products that could not be told apart (then `scope` encloses them all). `addend` names the array
+    whose sum with the product a library call returns.
     """
 
     id: int
@@ -81,6 +82,7 @@ class Contraction:
     shares: tuple[Share, ...] = ()
     remat: bool = False
     source: str = ""
+    addend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,7 @@ class _Reader:
             lhs=str(lhs), rhs=str(rhs), out=str(next(at.shape.leaves(), at.shape)),
             flops=flops, logical_flops=logical, split_k=split, executions=times, total=total, shares=shares,
             remat=".remat" in at.name or self._inside_remat(at), source=self.module.source(at),
+            addend=at.operands[2].name if at.opcode == "custom-call" and len(at.operands) > 2 else "",
         )  # fmt: skip
 
     @staticmethod
