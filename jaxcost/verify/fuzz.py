@@ -228,7 +228,7 @@ def _shrunk(failure: FuzzFailure) -> FuzzFailure:
         smaller = hypothesis.find(
             cases(failure.case_file["phase"], compilable=True),
             lambda case: bool(broken(case, [name])),
-            settings=_settings(500, (Phase.generate, Phase.shrink)),
+            settings=_settings(200, (Phase.generate, Phase.shrink)),
             random=random.Random(failure.index),
         )
     except hypothesis.errors.NoSuchExample:
