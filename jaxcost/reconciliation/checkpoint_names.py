@@ -127,17 +127,17 @@ def choose_layout(program: Program, names: Sequence[str], wanted: str | None, na
         if nearest is None or (shared, -len(every)) > nearest[:2]:
             nearest = (shared, -len(every), name, expected)
     if fits:
-        return fits[0] if len(fits) == 1 else _one_of(fits)
+        return fits[0] if len(fits) == 1 else _one_of(fits, program.case.architecture.family)
     assert nearest is not None
     shared, _, name, expected = nearest
     return Choice(name, expected, False, f"no layout's names agree exactly; {name} shares {shared} of {len(stored)}")
 
 
-def _one_of(fits: Sequence[Choice]) -> Choice:
-    """Return the first of several that agree, if they say the same of every array; else none is exact."""
+def _one_of(fits: Sequence[Choice], family: str) -> Choice:
+    """Return one of several that agree, if they say the same of every array; else none is exact."""
     said = [{(t.name, t.shape, t.alias) for t in fit.expected} for fit in fits]
     if all(item == said[0] for item in said):
-        return fits[0]
+        return next((fit for fit in fits if fit.name == f"huggingface-{family}"), fits[0])
     names = ", ".join(fit.name for fit in fits)
     return Choice(fits[0].name, fits[0].expected, False, f"several layouts have these names ({names}); name one")
 
