@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxcost.contracts.architecture import Norm
+from jaxcost.contracts.architecture import Attention, Layer, Mlp, Norm
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.dtypes import BITS
 
@@ -61,36 +61,70 @@ def tensors(case: Case, padded: bool = False) -> list[Tensor]:
     `padded` gives the vocabulary its stored rows, padding included, instead of those of the released model.
     """
     arch = case.architecture
-    d, rows = arch.hidden_size, case.vocabulary_rows if padded else arch.vocabulary_size
-    found = [Tensor("embed/tokens", "weight", (rows, d))]
+    d, w = arch.hidden_size, arch.table_width
+    rows = case.vocabulary_rows if padded else arch.vocabulary_size
+    found = [Tensor("embed/tokens", "weight", (rows, w))]
+    if arch.embedding_width:
+        found.append(Tensor("embed/project_in", "weight", (w, d)))
     if arch.learned_positions:
         found.append(Tensor("embed/positions", "weight", (arch.learned_positions.rows, d)))
+    found += _norm("embed/norm", arch.embedding_norm, (d,), 0)
     for index, group in enumerate(arch.groups):
-        attention, mlp = group.layer.attention, group.layer.mlp
-        h, k, e, f = attention.query_heads, attention.kv_heads, attention.head_dim, mlp.width
         for layer in range(group.repeat):
             scope = f"group{index}"
-            found += _norm(f"{scope}/attn_norm", group.layer.attention_norm, d, layer)
-            for name, weight, bias, has_bias in (
-                ("q_proj", (d, h, e), (h, e), attention.query_bias),
-                ("k_proj", (d, k, e), (k, e), attention.key_bias),
-                ("v_proj", (d, k, e), (k, e), attention.value_bias),
-                ("o_proj", (h, e, d), (d,), attention.output_bias),
-            ):
-                found += _matrix(f"{scope}/attn/{name}", weight, bias, has_bias, layer)
-            found += _norm(f"{scope}/mlp_norm", group.layer.mlp_norm, d, layer)
-            for name in ("gate", "up") if mlp.form == "gated" else ("up",):
-                found += _matrix(f"{scope}/mlp/{name}", (d, f), (f,), mlp.bias, layer)
-            found += _matrix(f"{scope}/mlp/down", (f, d), (d,), mlp.bias, layer)
-    found += _norm("final_norm", arch.final_norm, d, 0)
+            for name, norm in _norms(group.layer):
+                found += _norm(f"{scope}/{name}", norm, (d,), layer)
+            found += _attention(f"{scope}/attn", group.layer.attention, d, layer)
+            found += _mlp(f"{scope}/mlp", group.layer.mlp, d, layer)
+    found += _norm("final_norm", arch.final_norm, (d,), 0)
+    if arch.embedding_width:
+        found.append(Tensor("head/project_out", "weight", (d, w)))
     if not arch.tied:
-        found.append(Tensor("head", "weight", (d, rows)))
+        found.append(Tensor("head", "weight", (w, rows)))
     return found
 
 
-def _norm(scope: str, norm: Norm | None, d: int, layer: int) -> list[Tensor]:
+def _norms(layer: Layer) -> list[tuple[str, Norm | None]]:
+    return [
+        ("attn_norm", layer.attention_norm),
+        ("attn_post_norm", layer.attention_post_norm),
+        ("mlp_norm", layer.mlp_norm),
+        ("mlp_post_norm", layer.mlp_post_norm),
+    ]
+
+
+def _attention(scope: str, attention: Attention, d: int, layer: int) -> list[Tensor]:
+    h, k, e = attention.query_heads, attention.kv_heads, attention.head_dim
+    biases = (attention.query_bias, attention.key_bias, attention.value_bias)
+    found = []
+    whole = attention.storage == "fused"
+    if whole:
+        found += _matrix(f"{scope}/qkv", (d, h + 2 * k, e), (h + 2 * k, e), all(biases), layer)
+    for name, heads, bias in zip(("q_proj", "k_proj", "v_proj"), (h, k, k), biases, strict=True):
+        if not whole:
+            found += _matrix(f"{scope}/{name}", (d, heads, e), (heads, e), bias, layer)
+        elif bias and not all(biases):
+            found.append(Tensor(f"{scope}/{name}", "bias", (heads, e), layer))
+    if attention.qk_norm:
+        for name, heads in (("q_norm", h), ("k_norm", k)):
+            width = (e,) if attention.qk_norm.over == "head" else (heads, e)
+            found += _norm(f"{scope}/{name}", attention.qk_norm.norm, width, layer)
+    return [*found, *_matrix(f"{scope}/o_proj", (h, e, d), (d,), attention.output_bias, layer)]
+
+
+def _mlp(scope: str, mlp: Mlp, d: int, layer: int) -> list[Tensor]:
+    f, found = mlp.width, []
+    if mlp.storage == "fused":
+        found += _matrix(f"{scope}/gate_up", (d, 2 * f), (2 * f,), mlp.bias, layer)
+    else:
+        for name in ("gate", "up") if mlp.form == "gated" else ("up",):
+            found += _matrix(f"{scope}/{name}", (d, f), (f,), mlp.bias, layer)
+    return [*found, *_matrix(f"{scope}/down", (f, d), (d,), mlp.bias, layer)]
+
+
+def _norm(scope: str, norm: Norm | None, shape: tuple[int, ...], layer: int) -> list[Tensor]:
     parts = [name for name, there in (("scale", norm.scale), ("bias", norm.bias)) if there] if norm else []
-    return [Tensor(scope, part, (d,), layer) for part in parts]
+    return [Tensor(scope, part, shape, layer) for part in parts]
 
 
 def _matrix(scope: str, weight: tuple[int, ...], bias: tuple[int, ...], has_bias: bool, layer: int) -> list[Tensor]:
@@ -114,10 +148,11 @@ def sequence_lengths(case: Case) -> list[int]:
     return list(work.lengths) if work.lengths is not None else [work.new_tokens] * work.batch
 
 
-def pairs(case: Case, convention: str | None = None) -> int:
+def pairs(case: Case, convention: str | None = None, window: int = 0) -> int:
     """Return the (query, key) pairs of one head of one layer over the whole batch, looking at each pair.
 
-    `rectangular` counts all pairs of a sequence; `legal` those with the key not after the query.
+    `rectangular` counts all pairs of a sequence; `legal` those with the key not after the query, and with a window only
+    the query's own row and the `window` - 1 before it.
     """
     rule = convention or case.convention.attention_pairs
     past = case.workload.past_tokens
@@ -125,7 +160,7 @@ def pairs(case: Case, convention: str | None = None) -> int:
     for new in sequence_lengths(case):
         for query in range(past, past + new):
             for key in range(past + new):
-                if rule == "rectangular" or key <= query:
+                if rule == "rectangular" or (key <= query and (not window or query - key < window)):
                     count += 1
     return count
 
@@ -146,40 +181,50 @@ def products(case: Case) -> Iterator[Product]:
     scanned every layer runs the same program, so the first computes what any of them needs.
     """
     arch = case.architecture
-    rows, d = sum(sequence_lengths(case)), arch.hidden_size
-    pair_count = pairs(case)
+    rows, d, w = sum(sequence_lengths(case)), arch.hidden_size, arch.table_width
+    windows = {group.window(number) for group in arch.groups for number in range(group.repeat)}
+    pair_counts = {window: pairs(case, window=window) for window in windows}
     training = case.workload.phase == "training"
 
     def trained(scope: str) -> bool:
         return training and not case.is_frozen(scope)
 
     live = trained("embed")
+    if arch.embedding_width:
+        yield Product("embed/project_in", 0, rows, w, d, True, (live, live))
     for index, group in enumerate(arch.groups):
         scope, layer = f"group{index}", group.layer
         h, k, e, f = layer.attention.query_heads, layer.attention.kv_heads, layer.attention.head_dim, layer.mlp.width
         attn, mlp = trained(f"{scope}/attn"), trained(f"{scope}/mlp")
-        both = (("attn_norm", layer.attention_norm), ("mlp_norm", layer.mlp_norm))
-        norms = [norm is not None and norm.scale and trained(f"{scope}/{name}") for name, norm in both]
-        if case.execution.layers == "scan" and (attn or mlp or any(norms)):
+        norms = {name: norm is not None and norm.scale and trained(f"{scope}/{name}") for name, norm in _norms(layer)}
+        if case.execution.layers == "scan" and (attn or mlp or any(norms.values())):
             live = True
         for number in range(group.repeat):
-            below = live or norms[0]
+            below = live or norms["attn_norm"]
             for name, heads in (("q_proj", h), ("k_proj", k), ("v_proj", k)):
                 yield Product(f"{scope}/attn/{name}", number, rows, d, heads * e, True, (below, attn))
             inside = below or attn
             # One product of length e per pair and query head; the K/V head only says which row is read.
+            pair_count = pair_counts[group.window(number)]
             yield Product(f"{scope}/attn/scores", number, pair_count, e, h, False, (inside, inside))
             yield Product(f"{scope}/attn/values", number, pair_count, e, h, False, (inside, inside))
             yield Product(f"{scope}/attn/o_proj", number, rows, h * e, d, True, (inside, attn))
-            live = live or inside
-            below = live or norms[1]
+            middle = live or inside or norms["attn_post_norm"]
+            if layer.residual == "parallel":  # both branches read the layer's input; without a second norm, one norm
+                below = live or norms["mlp_norm" if layer.mlp_norm else "attn_norm"]
+            else:
+                below = middle or norms["mlp_norm"]
             for name in ("gate", "up") if layer.mlp.form == "gated" else ("up",):
                 yield Product(f"{scope}/mlp/{name}", number, rows, d, f, True, (below, mlp))
             yield Product(f"{scope}/mlp/down", number, rows, f, d, True, (below or mlp, mlp))
-            live = live or below or mlp
-    live = live or (trained("final_norm") and arch.final_norm.scale)
+            live = middle or below or mlp or norms["mlp_post_norm"]
+    live = live or (arch.final_norm is not None and arch.final_norm.scale and trained("final_norm"))
+    if arch.embedding_width:
+        out = trained("head/project_out")
+        yield Product("head/project_out", 0, logits_rows(case), d, w, True, (live, out))
+        live = live or out
     head = trained("embed" if arch.tied else "head")
-    yield Product("head", 0, logits_rows(case), d, case.vocabulary_rows, True, (live, head))
+    yield Product("head", 0, logits_rows(case), w, case.vocabulary_rows, True, (live, head))
 
 
 def forward_flops(case: Case) -> int:
@@ -203,18 +248,35 @@ def cache_bytes(case: Case) -> int:
     return total * BITS[case.state.kv_dtype] // 8
 
 
+def least_cache_bytes(case: Case) -> int:
+    """Return the bytes of the keys and values that each layer's window still reaches, row by row."""
+    total = 0
+    for group in case.architecture.groups:
+        attention = group.layer.attention
+        for layer in range(group.repeat):
+            window = group.window(layer)
+            for new in sequence_lengths(case):
+                last = case.workload.past_tokens + new - 1
+                reached = [key for key in range(last + 1) if not window or last - key < window]
+                total += 2 * len(reached) * attention.kv_heads * attention.head_dim
+    return total * BITS[case.state.kv_dtype] // 8
+
+
 def device_parameter_bytes(case: Case) -> tuple[int, int]:
     """Return the bytes of stored parameters on one device and over the whole mesh.
 
-    Matrices: hidden axis over fsdp; heads, MLP width and vocabulary over tensor. Vectors are whole on every device.
+    Matrices: hidden axis over fsdp; heads, MLP width and vocabulary over tensor. Vectors are whole on every device. A
+    token table (and head) narrower than the layers has no hidden axis, positions and projections have no tensor axis.
     """
+    narrow = case.architecture.embedding_width is not None
     run, width = case.execution, BITS[case.state.parameter_dtype] // 8
     local = 0
     for tensor in tensors(case, padded=True):
         share = tensor.scalars
         if tensor.part == "weight":
-            share //= run.degree("fsdp")
-            if tensor.scope != "embed/positions":
+            if not narrow or tensor.scope not in ("embed/tokens", "head"):
+                share //= run.degree("fsdp")
+            if tensor.scope not in ("embed/positions", "embed/project_in", "head/project_out"):
                 share //= run.degree("tensor")
         local += share * width
     return local, local * run.device_count
