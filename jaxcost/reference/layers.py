@@ -16,6 +16,10 @@ from jax.typing import DTypeLike
 from jaxcost.contracts.architecture import Dropout
 from jaxcost.reference.sharding import Layout
 
+JAX_DTYPES = {
+    "fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16, "int32": jnp.int32,
+    "uint32": jnp.uint32,
+}  # fmt: skip
 ACTIVATIONS = {
     "silu": jax.nn.silu,
     "relu": jax.nn.relu,

@@ -25,14 +25,10 @@ from jaxcost.contracts import architecture as declared
 from jaxcost.contracts.case import Case
 from jaxcost.reference.attention import attend
 from jaxcost.reference.cache import Cache
-from jaxcost.reference.layers import Linear, Mlp, Norm, Run, dropout
+from jaxcost.reference.layers import JAX_DTYPES, Linear, Mlp, Norm, Run, dropout
 from jaxcost.reference.rotary import rotate
 from jaxcost.reference.sharding import LOOKED_UP, STORED_WEIGHT
-
-JAX_DTYPES = {
-    "fp64": jnp.float64, "fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16, "int32": jnp.int32,
-    "uint32": jnp.uint32,
-}  # fmt: skip
+from jaxcost.reference.support import require_known_architecture
 
 
 @dataclass(frozen=True)
@@ -172,7 +168,12 @@ class Decoder(eqx.Module):
 
 
 def build(case: Case, make: Make) -> Decoder:
-    """Return the decoder of a case with `make(parameter)` at the place of every stored array."""
+    """Return the decoder of a case with `make(parameter)` at the place of every stored array.
+
+    Raises:
+        RejectedError: for an architecture with parts the network does not have (see `support`).
+    """
+    require_known_architecture(case)
     arch = case.architecture
     dtype = JAX_DTYPES[case.state.parameter_dtype]
     sizes = {"d": arch.hidden_size, "v": case.vocabulary_rows}
@@ -232,7 +233,8 @@ def _layer(layer: declared.Layer, leaf: Callable[[str, str, str], Any]) -> Layer
     )
 
 
-def _norm(scope: str, norm: declared.Norm, leaf: Callable[[str, str, str], Any]) -> Norm:
+def _norm(scope: str, norm: declared.Norm | None, leaf: Callable[[str, str, str], Any]) -> Norm:
+    assert norm is not None  # support.py refuses a case without it
     scale = leaf(scope, "scale", "d") if norm.scale else None
     bias = leaf(scope, "bias", "d") if norm.bias else None
     return Norm(scale, bias, scope, norm.kind == "layer", norm.epsilon)

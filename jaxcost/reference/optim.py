@@ -14,7 +14,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jaxcost.contracts.state import StatePolicy
-from jaxcost.reference.model import JAX_DTYPES
+from jaxcost.reference.layers import JAX_DTYPES
 from jaxcost.reference.sharding import Layout
 
 LEARNING_RATE = 1e-3

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from jaxcost.contracts.case import Case
 from jaxcost.reference.cache import Cache
-from jaxcost.reference.model import JAX_DTYPES, Decoder
+from jaxcost.reference.layers import JAX_DTYPES
+from jaxcost.reference.model import Decoder
 from jaxcost.reference.sharding import ACTIVATION, Layout
 from jaxcost.reference.stack import GroupCache, hidden, make_run
 

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxcost.contracts.case import Case
-from jaxcost.contracts.errors import Problem, RejectedError
 from jaxcost.reference.cache import Cache
-from jaxcost.reference.layers import Run
-from jaxcost.reference.model import JAX_DTYPES, Decoder, Layer, Place
+from jaxcost.reference.layers import JAX_DTYPES, Run
+from jaxcost.reference.model import Decoder, Layer, Place
 from jaxcost.reference.rotary import angles
 from jaxcost.reference.sharding import Layout
+from jaxcost.reference.support import require_supported
 
 GroupCache = Cache | tuple[Cache, ...]
 
@@ -39,23 +39,10 @@ def make_run(case: Case, layout: Layout) -> Run:
     """Return what the modules need to know of a case.
 
     Raises:
-        RejectedError: for what the network cannot execute: library attention kernels, ragged lengths, ZeRO stages.
+        RejectedError: for what the network does not execute (see `support`).
     """
     work, policy = case.workload, case.state
-    problems = []
-    if work.attention not in ("materialised", "blockwise"):
-        rule = "library kernels are counted by the ledgers but not executed by this network"
-        problems.append(Problem("workload.attention", work.attention, rule, "use materialised or blockwise"))
-    if work.lengths is not None:
-        rule = "the network runs full rectangles; ragged lengths are counted by the ledgers only"
-        problems.append(
-            Problem("workload.lengths", list(work.lengths[:4]), rule, "leave lengths out to compile the case")
-        )
-    if case.execution.zero:
-        rule = "ZeRO stages are counted by the ledgers but not executed by this network"
-        problems.append(Problem("execution.zero", case.execution.zero, rule, "use an fsdp axis, or zero = 0"))
-    if problems:
-        raise RejectedError(problems)
+    require_supported(case)
     compute, scores, logits, cache = (
         JAX_DTYPES[d] for d in (policy.compute_dtype, policy.score_dtype, policy.logits_dtype, policy.kv_dtype)
     )

@@ -15,6 +15,7 @@ from jaxcost.reference.model import Decoder, abstract_model, init_model, paramet
 from jaxcost.reference.serving import abstract_caches, cache_shardings, make_decode_step, make_prefill_step
 from jaxcost.reference.sharding import ACTIVATION, Layout
 from jaxcost.reference.stack import dropout_acts
+from jaxcost.reference.support import require_supported
 from jaxcost.reference.training import abstract_state, init_state, make_training_step, state_shardings
 
 
@@ -51,8 +52,9 @@ def make_step(case: Case, mesh: Mesh | None = None) -> Step:
     """Return the step of a case on a mesh (see `sharding.make_mesh`), or on the default device.
 
     Raises:
-        RejectedError: where the network cannot execute the case (see `stack.make_run`).
+        RejectedError: where the network cannot execute the case (see `support`).
     """
+    require_supported(case)
     layout = Layout(mesh, case.execution.sharding == "explicit")
     function, named, donated, outputs = _PHASES[case.workload.phase](case, layout)
     names = tuple(named)

@@ -9,6 +9,7 @@ them without torch; where torch and transformers are installed it runs `logits_o
 from __future__ import annotations
 
 import copy
+import itertools
 import platform
 import sys
 from pathlib import Path
@@ -18,16 +19,34 @@ import numpy as np
 
 from tests.reference import seeded
 
-# our path below a layer -> theirs
+# Our path below a layer, and theirs; each pair of names stands for a weight and, where there is one, a bias.
 LLAMA_NAMES = {
-    ".attn_norm.scale": "input_layernorm.weight", ".mlp_norm.scale": "post_attention_layernorm.weight",
-    **{f".attn.{n}.{part}": f"self_attn.{n}.{part}" for n in ("q_proj", "k_proj", "v_proj", "o_proj") for part in ("weight", "bias")},
-    **{f".mlp.{n}.weight": f"mlp.{n}_proj.weight" for n in ("gate", "up", "down")},
-}  # fmt: skip
+    ".attn_norm.scale": "input_layernorm.weight",
+    ".mlp_norm.scale": "post_attention_layernorm.weight",
+    **{f".mlp.{name}.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{
+        f".attn.{name}_proj.{part}": f"self_attn.{name}_proj.{part}"
+        for name, part in itertools.product("qkvo", ("weight", "bias"))
+    },
+}
+GPT2_PARTS = {".attn.o_proj": "attn.c_proj", ".mlp.up": "mlp.c_fc", ".mlp.down": "mlp.c_proj"}
+GPT2_NORMS = {".attn_norm": "ln_1", ".mlp_norm": "ln_2"}
 GPT2_NAMES = {
-    **{f".{ours}_norm.{a}": f"{theirs}.{b}" for ours, theirs in (("attn", "ln_1"), ("mlp", "ln_2")) for a, b in (("scale", "weight"), ("bias", "bias"))},
-    **{f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in ((".attn.o_proj", "attn.c_proj"), (".mlp.up", "mlp.c_fc"), (".mlp.down", "mlp.c_proj")) for part in ("weight", "bias")},
-}  # fmt: skip
+    **{f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in GPT2_PARTS.items() for part in ("weight", "bias")},
+    **{f"{ours}.scale": f"{theirs}.weight" for ours, theirs in GPT2_NORMS.items()},
+    **{f"{ours}.bias": f"{theirs}.bias" for ours, theirs in GPT2_NORMS.items()},
+}
+LLAMA_OUTSIDE = {
+    ".embed.tokens.weight": "model.embed_tokens.weight",
+    ".final_norm.scale": "model.norm.weight",
+    ".head.weight": "lm_head.weight",
+}
+GPT2_OUTSIDE = {
+    ".embed.tokens.weight": "transformer.wte.weight",
+    ".embed.positions.weight": "transformer.wpe.weight",
+    ".final_norm.scale": "transformer.ln_f.weight",
+    ".final_norm.bias": "transformer.ln_f.bias",
+}
 
 
 def state_dict_of(kind: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -49,17 +68,9 @@ def state_dict_of(kind: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndar
                 # Linear stores [out, in].
                 state[f"model.layers.{layer}.{LLAMA_NAMES[rest]}"] = flat.T if rest.endswith("weight") else flat
         else:
-            state[_OUTSIDE[kind == "gpt2"][path]] = array.T if path == ".head.weight" else array
+            names = GPT2_OUTSIDE if kind == "gpt2" else LLAMA_OUTSIDE
+            state[names[path]] = array.T if path == ".head.weight" else array
     return state | {name: np.concatenate(parts, axis=-1) for name, parts in packed.items()}
-
-
-_OUTSIDE = {
-    False: {".embed.tokens.weight": "model.embed_tokens.weight", ".final_norm.scale": "model.norm.weight", ".head.weight": "lm_head.weight"},
-    True: {
-        ".embed.tokens.weight": "transformer.wte.weight", ".embed.positions.weight": "transformer.wpe.weight",
-        ".final_norm.scale": "transformer.ln_f.weight", ".final_norm.bias": "transformer.ln_f.bias",
-    },
-}  # fmt: skip
 
 
 def _as_matrix(rest: str, array: np.ndarray) -> np.ndarray:

@@ -16,16 +16,21 @@ from jaxcost.reference.training import make_gradients
 RMS = {"kind": "rms", "epsilon": 1e-5, "scale": True, "bias": False}
 LAYER_NORM = {"kind": "layer", "epsilon": 1e-5, "scale": True, "bias": True}
 LLAMA3 = {
-    "kind": "llama3", "factor": 8.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_positions": 16,
+    "kind": "llama3", "factor": 8.0, "low_frequency_factor": 1.0, "high_frequency_factor": 4.0,
+    "original_positions": 16,
 }  # fmt: skip
 ROTARY = {"theta": 10000.0, "dimensions": 4}
+PLAIN = Layout(None, True)
 # Programs this small are compiled more slowly than they run.
 LITTLE_EFFORT = {
-    "xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, "xla_cpu_use_fusion_emitters": False,
+    "xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
 }  # fmt: skip
 
 
-def layer(heads: int, kv_heads: int, width: int, *, bias: bool = False, classic: bool = False, rotary: Any = None) -> Any:
+def layer(
+    heads: int, kv_heads: int, width: int, *, bias: bool = False, classic: bool = False, rotary: Any = None
+) -> Any:
     """A layer of head width 4; `classic` is GPT-2's form with layer norms and all biases."""
     attention = {"query_heads": heads, "kv_heads": kv_heads, "head_dim": 4, "output_bias": classic}
     attention |= dict.fromkeys(("query_bias", "key_bias", "value_bias"), bias or classic)
@@ -84,13 +89,13 @@ def compiled(function: Any, *arguments: Any) -> Any:
     return jax.jit(function, compiler_options=LITTLE_EFFORT)(*arguments)
 
 
-def loss_and_gradients(case: Case, model: Decoder, layout: Layout = Layout(None, True), key: Any = None) -> Any:
-    """The loss and the gradients of the trained arrays."""
-    return compiled(make_gradients(case, layout), model, tokens_of(case), key)
+def loss_and_gradients(case: Case, model: Decoder, key: Any = None) -> Any:
+    """The loss and the gradients of the trained arrays, on one device."""
+    return compiled(make_gradients(case, PLAIN), model, tokens_of(case), key)
 
 
 def difference(left: Any, right: Any) -> float:
-    """The largest absolute difference of two equal trees, relative to the largest value of each array (at least one)."""
+    """The largest absolute difference of two trees, relative to the largest value of each array (at least one)."""
     shapes = jax.tree.map(lambda x: x.shape, (left, right))
     assert jax.tree.structure(left) == jax.tree.structure(right) and shapes[0] == shapes[1]
     pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)

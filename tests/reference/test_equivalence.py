@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 
 from jaxcost.contracts.execution import REMATS
 from jaxcost.reference import attention
+from jaxcost.reference.model import Place
 from tests.reference.small import ARCHITECTURES, difference, loss_and_gradients, make_case, model_of
 
 NAMES = tuple(ARCHITECTURES)
@@ -25,10 +28,25 @@ def unstacked(case, model):
     return eqx.tree_at(lambda m: m.groups, model, groups)
 
 
+@cache
+def plain(name):
+    """Weights, loss and gradients of the scanned, materialised, unsharded step without dropout."""
+    case = make_case(ARCHITECTURES[name], **SMALL)
+    model = model_of(case)
+    return case, model, loss_and_gradients(case, model)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_scan_equals_unrolled(name):
-    scan = make_case(ARCHITECTURES[name], **SMALL, dropout=True)
-    unrolled = make_case(ARCHITECTURES[name], **SMALL, dropout=True, layers="unrolled")
+    scan, model, (loss, gradients) = plain(name)
+    unrolled = make_case(ARCHITECTURES[name], **SMALL, layers="unrolled")
+    other = loss_and_gradients(unrolled, unstacked(scan, model))
+    assert difference((loss, unstacked(scan, gradients)), other) < 1e-5
+
+
+def test_scan_equals_unrolled_with_dropout():
+    scan = make_case(ARCHITECTURES["gpt2"], **SMALL, dropout=True)
+    unrolled = make_case(ARCHITECTURES["gpt2"], **SMALL, dropout=True, layers="unrolled")
     model = model_of(scan)
     loss, gradients = loss_and_gradients(scan, model, key=KEY)
     other = loss_and_gradients(unrolled, unstacked(scan, model), key=KEY)
@@ -36,75 +54,74 @@ def test_scan_equals_unrolled(name):
 
 
 def test_a_swapped_layer_shows():
-    scan = make_case(ARCHITECTURES["llama"], **SMALL)
+    scan, model, (loss, _) = plain("llama")
     unrolled = make_case(ARCHITECTURES["llama"], **SMALL, layers="unrolled")
-    model = model_of(scan)
     layers = unstacked(scan, model)
-    swapped = eqx.tree_at(lambda m: m.groups, layers, ((layers.groups[0][1], layers.groups[0][0], layers.groups[0][2]),))
-    assert difference(loss_and_gradients(scan, model)[0], loss_and_gradients(unrolled, swapped)[0]) > 1e-4
+    first, second, third = layers.groups[0]
+    swapped = eqx.tree_at(lambda m: m.groups, layers, ((second, first, third),))
+    assert difference(loss_and_gradients(unrolled, swapped)[0], loss) > 1e-4
 
 
-@pytest.mark.parametrize("block", [2, 8])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "block"), [("llama", 2), ("gpt2", 4), ("mixed", 8)])
 def test_blockwise_equals_materialised(name, block):
-    plain = make_case(ARCHITECTURES[name], **SMALL)
+    _, model, expected = plain(name)
     blocks = make_case(ARCHITECTURES[name], **SMALL, attention="blockwise", attention_block=block)
-    model = model_of(plain)
-    assert difference(loss_and_gradients(blocks, model), loss_and_gradients(plain, model)) < 1e-5
+    assert difference(loss_and_gradients(blocks, model), expected) < 1e-5
 
 
 def test_a_mask_that_hides_the_own_row_shows(monkeypatch):
-    plain = make_case(ARCHITECTURES["llama"], **SMALL)
+    _, model, expected = plain("llama")
     blocks = make_case(ARCHITECTURES["llama"], **SMALL, attention="blockwise", attention_block=2)
-    model = model_of(plain)
-    expected = loss_and_gradients(plain, model)
     own = attention._visible
-    monkeypatch.setattr(attention, "_visible", lambda first, rows, column, columns: own(first - 1, rows, column, columns))
+    monkeypatch.setattr(attention, "_visible", lambda first, *rest: own(first - 1, *rest))
     assert difference(loss_and_gradients(blocks, model), expected) > 1e-3
 
 
-@pytest.mark.parametrize("blocks", [{}, {"attention": "blockwise", "attention_block": 4}], ids=["materialised", "blockwise"])
-def test_every_recomputation_gives_the_same_gradients(blocks):
+@pytest.mark.parametrize(
+    ("blocks", "remats"),
+    [({}, REMATS), ({"attention": "blockwise", "attention_block": 4}, ("none", "attention", "block", "everything"))],
+    ids=["materialised", "blockwise"],
+)
+def test_every_recomputation_gives_the_same_gradients(blocks, remats):
     """Dropout acts, so a replay that drew other numbers would give other gradients."""
-    cases = {remat: make_case(ARCHITECTURES["gpt2"], **SMALL, dropout=True, remat=remat, **blocks) for remat in REMATS}
+    cases = {remat: make_case(ARCHITECTURES["gpt2"], **SMALL, dropout=True, remat=remat, **blocks) for remat in remats}
     model = model_of(cases["none"])
     expected = loss_and_gradients(cases["none"], model, key=KEY)
-    for remat, case in cases.items():
-        assert difference(loss_and_gradients(case, model, key=KEY), expected) < 1e-6, remat
+    for remat in remats[1:]:
+        assert difference(loss_and_gradients(cases[remat], model, key=KEY), expected) < 1e-6, remat
     other_key = loss_and_gradients(cases["none"], model, key=KEY + 1)
     assert difference(other_key, expected) > 1e-3
 
 
-def test_dropout_draws_anew_in_each_layer_and_site():
-    """With one key for all, two layers of equal weights would drop the same elements."""
+def test_dropout_acts():
     case = make_case(ARCHITECTURES["gpt2"], **SMALL, dropout=True)
-    model = model_of(case)
-    none = make_case(ARCHITECTURES["gpt2"], **SMALL)
-    losses = [float(loss_and_gradients(case, model, key=KEY + i)[0]) for i in range(2)]
-    assert abs(losses[0] - losses[1]) > 1e-4
-    assert abs(losses[0] - float(loss_and_gradients(none, model)[0])) > 1e-4
+    _, model, (loss, _) = plain("gpt2")
+    assert difference(loss_and_gradients(case, model, key=KEY)[0], loss) > 1e-4
 
 
-@pytest.mark.parametrize("name", ["qwen", "gpt2"])
-def test_accumulated_microbatches_equal_the_full_batch(name):
-    full = make_case(ARCHITECTURES[name], **SMALL)
-    model = model_of(full)
-    expected = loss_and_gradients(full, model)
-    for count in (2, 4):
-        parts = make_case(ARCHITECTURES[name], **SMALL, accumulate=count)
-        assert difference(loss_and_gradients(parts, model), expected) < 1e-5
+def test_sites_and_layers_draw_different_numbers():
+    """Two places that fold the same number into the key would drop the same elements."""
+    keys = [Place(jnp.int32(0), None, key=jax.random.fold_in(jax.random.key(0), layer)) for layer in (1, 2)]
+    drawn = {tuple(jax.random.bits(place.site_key(site), (4,)).tolist()) for place in keys for site in (0, 1, 2)}
+    assert len(drawn) == 6
+
+
+@pytest.mark.parametrize(("name", "count"), [("qwen", 2), ("gpt2", 4)])
+def test_accumulated_microbatches_equal_the_full_batch(name, count):
+    _, model, expected = plain(name)
+    parts = make_case(ARCHITECTURES[name], **SMALL, accumulate=count)
+    assert difference(loss_and_gradients(parts, model), expected) < 1e-5
     half = make_case(ARCHITECTURES[name], batch=2, seq=8)
     assert difference(loss_and_gradients(half, model), expected) > 1e-3
 
 
 def test_a_tied_table_gathers_both_gradients():
     """The gradient of the tied table is that of the embedding plus that of the head, transposed."""
-    tied = make_case(ARCHITECTURES["qwen"], **SMALL)
+    _, one, (loss, gradients) = plain("qwen")
     untied = make_case(ARCHITECTURES["qwen"].replaced(tied=False), **SMALL)
-    one, two = model_of(tied), model_of(untied)
+    two = model_of(untied)
     two = eqx.tree_at(lambda m: (m.embed, m.groups, m.final_norm), two, (one.embed, one.groups, one.final_norm))
     two = eqx.tree_at(lambda m: m.head.weight, two, one.embed.tokens.weight.T)
-    loss, gradients = loss_and_gradients(tied, one)
     other_loss, others = loss_and_gradients(untied, two)
     lookup, head = others.embed.tokens.weight, others.head.weight.T
     assert difference((loss, gradients.embed.tokens.weight), (other_loss, lookup + head)) < 1e-5
@@ -118,7 +135,9 @@ def test_padded_vocabulary_rows_take_no_part():
     model = model_of(padded)
     assert model.embed.tokens.weight.shape == (32, 16)
     cut = eqx.tree_at(
-        lambda m: (m.embed.tokens.weight, m.head.weight), model, (model.embed.tokens.weight[:24], model.head.weight[:, :24])
+        lambda m: (m.embed.tokens.weight, m.head.weight),
+        model,
+        (model.embed.tokens.weight[:24], model.head.weight[:, :24]),
     )
     loss, gradients = loss_and_gradients(padded, model)
     expected, others = loss_and_gradients(plain, cut)
@@ -127,11 +146,12 @@ def test_padded_vocabulary_rows_take_no_part():
 
 
 def test_a_frozen_component_has_no_gradient():
-    full = make_case(ARCHITECTURES["llama"], **SMALL)
+    _, model, (expected, others) = plain("llama")
     frozen = make_case(ARCHITECTURES["llama"], **SMALL, frozen=("embed", "group0/attn"))
-    model = model_of(full)
     loss, gradients = loss_and_gradients(frozen, model)
-    expected, others = loss_and_gradients(full, model)
     assert gradients.embed.tokens.weight is None
     assert jax.tree.leaves(gradients.groups[0].attn) == []
-    assert difference((loss, gradients.groups[0].mlp, gradients.head), (expected, others.groups[0].mlp, others.head)) < 1e-5
+    assert (
+        difference((loss, gradients.groups[0].mlp, gradients.head), (expected, others.groups[0].mlp, others.head))
+        < 1e-5
+    )

@@ -24,7 +24,9 @@ def test_abstract_and_random_models_agree(name, layers):
     case = make_case(ARCHITECTURES[name], batch=2, seq=8, layers=layers)
     abstract, real = abstract_model(case), init_model(case, jax.random.key(0))
     assert jax.tree.structure(abstract) == jax.tree.structure(real) == jax.tree.structure(parameter_tree(case))
-    for shape, array, (_, record) in zip(jax.tree.leaves(abstract), jax.tree.leaves(real), parameters(case), strict=True):
+    for shape, array, (_, record) in zip(
+        jax.tree.leaves(abstract), jax.tree.leaves(real), parameters(case), strict=True
+    ):
         assert (shape.shape, shape.dtype) == (array.shape, array.dtype) == (record.shape, record.dtype)
         assert len(record.axes) == array.ndim
         assert float(jnp.std(array)) > 0  # no constant could hide a missing use

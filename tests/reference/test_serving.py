@@ -7,10 +7,17 @@ import jax.numpy as jnp
 import pytest
 
 from jaxcost.reference.serving import make_decode_step, make_prefill_step
-from jaxcost.reference.sharding import Layout
-from tests.reference.small import ARCHITECTURES, LITTLE_EFFORT, compiled, difference, make_case, model_of, tokens_of
+from tests.reference.small import (
+    ARCHITECTURES,
+    LITTLE_EFFORT,
+    PLAIN,
+    compiled,
+    difference,
+    make_case,
+    model_of,
+    tokens_of,
+)
 
-PLAIN = Layout(None, True)
 ROWS, PROMPT = 8, 5
 PLANS = {
     "scan": {"layers": "scan"},

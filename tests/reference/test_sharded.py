@@ -20,7 +20,7 @@ TRAINING = {
     "llama": {"batch": 8, "seq": 8, "optimizer": "momentum", "remat": "block"},
     "gpt2": {
         "batch": 16, "seq": 8, "optimizer": "momentum", "dropout": True, "accumulate": 2, "remat": "attention",
-        "attention": "blockwise", "attention_block": 4, "layers": "unrolled",
+        "attention": "blockwise", "attention_block": 4,
     },
 }  # fmt: skip
 SERVING = {
@@ -65,18 +65,12 @@ def flops(program):
 def test_training_equals_one_device(training, mesh, sharding):
     name, (arguments, expected, count) = training
     step, program = compiled_on(name, TRAINING[name], MESHES[mesh], sharding)
-    if sharding == "explicit":
-        assert flops(program) * 8 == count.total.value
+    # Left alone, the partitioner repeats attention on several devices: why there is an explicit form, and a proof that
+    # this equality can fail.
+    assert (flops(program) * 8 == count.total.value) == (sharding == "explicit")
     found = results(step, program, arguments)
     assert difference(found, expected) < 1e-5
     assert difference(results(step, program, (arguments[0], arguments[1][:, ::-1], *arguments[2:])), found) > 1e-4
-
-
-def test_left_alone_the_partitioner_may_repeat_work(training):
-    """Why there is an explicit form, and a proof that the even division above can fail."""
-    name, (_, _, count) = training
-    _, program = compiled_on(name, TRAINING[name], MESHES["fsdp8"], "auto")
-    assert flops(program) * 8 > count.total.value
 
 
 @pytest.mark.parametrize("sharding", ["explicit", "auto"])

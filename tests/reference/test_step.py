@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxcost.contracts.architecture import Mlp
 from jaxcost.contracts.case import build_case
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.contracts.state import OPTIMIZERS
 from jaxcost.observation.jaxpr import count_jaxpr
-from jaxcost.reference import make_mesh, make_step, random_arguments
+from jaxcost.reference import abstract_model, make_mesh, make_step, random_arguments, support
 from jaxcost.reference.training import cross_entropy
 from tests.reference.small import ARCHITECTURES, GPT2, LITTLE_EFFORT, LLAMA, RMS, ROTARY, architecture, layer, make_case
 
@@ -28,7 +29,9 @@ def shapes(tree):
 @pytest.mark.parametrize(("precision", "optimizer"), POLICIES)
 def test_a_step_returns_the_state_it_takes(precision, optimizer):
     """Same structure, shapes and dtypes, so that it can be donated and the step repeated."""
-    case = build_case(LLAMA, {"phase": "training", "batch": 2, "seq": 8, "precision": precision, "optimizer": optimizer})
+    case = build_case(
+        LLAMA, {"phase": "training", "batch": 2, "seq": 8, "precision": precision, "optimizer": optimizer}
+    )
     step = make_step(case)
     state, loss = jax.eval_shape(step.function, *step.arguments)
     assert shapes(state) == shapes(step.arguments[0])
@@ -110,7 +113,11 @@ def test_the_loss_is_the_mean_over_supervised_rows():
 
 def test_moments_are_sharded_like_their_parameters():
     wide = architecture(
-        [(2, layer(32, 16, 256, rotary=ROTARY))], ["rotary_positions"], hidden_size=128, vocabulary_size=160, final_norm=RMS
+        [(2, layer(32, 16, 256, rotary=ROTARY))],
+        ["rotary_positions"],
+        hidden_size=128,
+        vocabulary_size=160,
+        final_norm=RMS,
     )
     for optimizer in ("adam", "adafactor"):
         case = make_case(wide, batch=8, seq=8, optimizer=optimizer, mesh={"fsdp": 4, "tensor": 2})
@@ -124,21 +131,23 @@ def test_moments_are_sharded_like_their_parameters():
             assert kept.count == PartitionSpec()
             continue
         # up is [layer, d = 128, f = 256]: rows lack f, columns lack d.
-        factors = [inner for inner in jax.tree.leaves(kept, is_leaf=lambda x: hasattr(x, "v_row")) if hasattr(inner, "v_row")]
+        factors = [
+            inner for inner in jax.tree.leaves(kept, is_leaf=lambda x: hasattr(x, "v_row")) if hasattr(inner, "v_row")
+        ]
         assert factors[0].v_row.groups[0].mlp.up.weight == PartitionSpec(None, "fsdp")
         assert factors[0].v_col.groups[0].mlp.up.weight == PartitionSpec(None, "tensor")
 
 
 def test_every_contraction_lies_in_its_scope():
     case = make_case(LLAMA, batch=2, seq=8, remat="block")
-    found = {place for place, total in count_jaxpr(make_step(case).trace().jaxpr).by_place.items() if total.value}
+    found = {(row.scope, row.phase) for row in count_jaxpr(make_step(case).trace().jaxpr).rows}
     layer_scopes = [f"attn/{n}" for n in ("q_proj", "k_proj", "v_proj", "scores", "values", "o_proj")]
     layer_scopes += [f"mlp/{n}" for n in ("gate", "up", "down")]
     expected = {("head", phase) for phase in ("forward", "backward")}
     expected |= {(f"group0/{n}", phase) for n in layer_scopes for phase in ("forward", "backward", "replay")}
     # Nothing in backward reads the output of the block's last contraction, so JAX does not replay it.
     expected -= {("group0/mlp/down", "replay")}
-    assert {tuple(sorted(place)) for place in found} == {tuple(sorted(place)) for place in expected}
+    assert found == expected
 
 
 def test_blockwise_attention_replays_the_scores_once():
@@ -163,6 +172,16 @@ def test_what_the_network_cannot_execute_is_refused_together():
     with pytest.raises(RejectedError) as caught:
         make_step(case)
     assert [p.path for p in caught.value.problems] == ["workload.attention", "workload.lengths", "execution.zero"]
+
+
+def test_a_field_the_network_does_not_read_is_refused(monkeypatch):
+    """As if the contracts had learned a field that a manifest now uses: nothing runs as if it were not there."""
+    case = make_case(LLAMA, batch=2, seq=8)
+    make_step(case)
+    monkeypatch.setitem(support.READ, Mlp, support.READ[Mlp] - {"activation"})
+    for function in (make_step, abstract_model):
+        with pytest.raises(RejectedError, match=r"architecture\.groups\.0\.layer\.mlp\.activation"):
+            function(case)
 
 
 def test_a_mesh_needs_its_devices():

@@ -1,0 +1,96 @@
+"""What this network executes. Anything else a case declares is refused by name, never run as if it were not there.
+
+The fields of each architecture record that the network reads are listed here. A field that is not listed, because the
+contracts learned it first, is refused as soon as a manifest uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from jaxcost.contracts import architecture as declared
+from jaxcost.contracts.case import Case
+from jaxcost.contracts.errors import Problem, RejectedError
+from jaxcost.contracts.record import Record
+from jaxcost.reference.layers import JAX_DTYPES
+
+READ: dict[type[Record], frozenset[str]] = {
+    declared.Architecture: frozenset(
+        "name family huggingface_id source notes hidden_size vocabulary_size groups final_norm tied dropout absent "
+        "learned_positions".split()
+    ),
+    declared.LayerGroup: frozenset(["repeat", "layer"]),
+    declared.Layer: frozenset(["residual", "attention", "mlp", "attention_norm", "mlp_norm"]),
+    declared.Attention: frozenset(
+        "query_heads kv_heads head_dim query_bias key_bias value_bias output_bias rotary decoupled_width".split()
+    ),
+    declared.Mlp: frozenset(["form", "width", "activation", "bias"]),
+    declared.Norm: frozenset(["kind", "epsilon", "scale", "bias"]),
+    declared.Rotary: frozenset(["theta", "dimensions", "scaling"]),
+    declared.RotaryScaling: frozenset(
+        "kind factor low_frequency_factor high_frequency_factor original_positions".split()
+    ),
+    declared.LearnedPositions: frozenset(["rows"]),
+    declared.Dropout: frozenset(["embedding", "attention", "residual"]),
+}
+_REMEDY = "use the ledgers alone (estimate), or a manifest without it"
+
+
+def require_known_architecture(case: Case) -> None:
+    """Raise RejectedError with every part of the architecture this network does not have."""
+    _refuse(_architecture_problems(case))
+
+
+def require_supported(case: Case) -> None:
+    """Raise RejectedError with everything of the case this network does not execute."""
+    _refuse([*_architecture_problems(case), *_step_problems(case)])
+
+
+def _refuse(problems: Iterable[Problem]) -> None:
+    found = tuple(problems)
+    if found:
+        raise RejectedError(found)
+
+
+def _architecture_problems(case: Case) -> Iterator[Problem]:
+    arch = case.architecture
+    yield from _unread(arch, "architecture")
+    if arch.final_norm is None:
+        yield Problem("architecture.final_norm", None, "this network ends in a norm", _REMEDY)
+    for index, group in enumerate(arch.groups):
+        if group.layer.residual != "pre":
+            path = f"architecture.groups.{index}.layer.residual"
+            yield Problem(path, group.layer.residual, "this network has pre-norm layers", _REMEDY)
+
+
+def _step_problems(case: Case) -> Iterator[Problem]:
+    work = case.workload
+    if work.attention not in ("materialised", "blockwise"):
+        rule = "library kernels are counted by the ledgers but not executed by this network"
+        yield Problem("workload.attention", work.attention, rule, "use materialised or blockwise")
+    if work.lengths is not None:
+        rule = "this network runs full rectangles; ragged lengths are counted by the ledgers only"
+        yield Problem("workload.lengths", list(work.lengths[:4]), rule, "leave lengths out")
+    if case.execution.zero:
+        rule = "ZeRO stages are counted by the ledgers but not executed by this network"
+        yield Problem("execution.zero", case.execution.zero, rule, "use an fsdp axis, or zero = 0")
+    for name in ("parameter_dtype", "compute_dtype", "score_dtype", "logits_dtype", "kv_dtype"):
+        dtype = getattr(case.state, name)
+        if dtype not in JAX_DTYPES:
+            yield Problem(f"state.{name}", dtype, "this network does not compute in it", "use bf16, fp16 or fp32")
+
+
+def _unread(record: Record, path: str) -> Iterator[Problem]:
+    read = READ.get(type(record), frozenset())
+    for name, field in type(record).model_fields.items():
+        value = getattr(record, name)
+        if name not in read:
+            if value != field.default:
+                shown = value if isinstance(value, str | int | float) else type(value).__name__
+                yield Problem(f"{path}.{name}", shown, "this network does not execute it", _REMEDY)
+            continue
+        for index, item in enumerate(value if isinstance(value, tuple) else ()):
+            if isinstance(item, Record):
+                yield from _unread(item, f"{path}.{name}.{index}")
+        if isinstance(value, Record):
+            yield from _unread(value, f"{path}.{name}")
