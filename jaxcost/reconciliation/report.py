@@ -11,7 +11,7 @@ from jaxcost.reconciliation.compiler import compiler_rows
 from jaxcost.reconciliation.declared import expected_rows
 from jaxcost.reconciliation.matmuls import Matmuls
 from jaxcost.reconciliation.rows import Finding, Report, Row
-from jaxcost.reconciliation.storage import memory_findings, memory_rows, parameter_rows, state_rows
+from jaxcost.reconciliation.storage import device_rows, memory_findings, memory_rows, parameter_rows, state_rows
 from jaxcost.reconciliation.traffic import traffic_rows
 
 
@@ -49,6 +49,7 @@ def reconcile(prediction: Prediction, seen: Observed | None = None) -> Report:
         *parameter_rows(prediction, seen),
         *state_rows(prediction, seen),
         *memory_rows(prediction, seen),
+        *device_rows(seen),
         *traffic_rows(prediction, seen),
         *expected_rows(prediction),
         *compiler_rows(prediction, seen),

@@ -154,6 +154,26 @@ def memory_rows(prediction: Prediction, observed: Observed) -> list[Row]:
     return rows
 
 
+def device_rows(observed: Observed) -> list[Row]:
+    """Return what came of a program that exceeds its device: the compiler's refusal, and XLA's own rematerialisation.
+
+    The second compile is another program; what it recomputes stands by itself and never in the first ledger.
+    """
+    rows = []
+    if observed.status == "refused":
+        reason = f"the compiler refused the program: {observed.reason}"
+        rows.append(Row("accepted", "", "", "programs", 1, 0, reason=reason, forced_open=True))
+    second = (observed.data["rematerialisation"] or {}).get("second_compile")
+    if second:
+        reason = (
+            f"a second compile with XLA's own rematerialisation on, {second['status']}; of no ledger of this program"
+        )
+        excess, needed = second["excess_flops"], second["required_bytes"]
+        rows.append(Row("xla_rematerialisation.excess_flops", "", "", "FLOPs", None, excess, reason=reason))
+        rows.append(Row("xla_rematerialisation.required_bytes", "", "", "bytes", None, needed, reason=reason))
+    return rows
+
+
 def _alias_row(prediction: Prediction, observed: Observed, padding: Sequence[Mapping[str, Any]]) -> Row:
     """Bytes of donated arguments that results reuse: the train state in training, the cache in decode."""
     training = prediction.case.workload.phase == "training"
