@@ -118,6 +118,9 @@ class Attention(Record):
         if self.query_heads % self.kv_heads:
             rule = f"must divide query_heads ({self.query_heads}); each K/V head serves a whole group of query heads"
             yield Problem("kv_heads", self.kv_heads, rule, "use a divisor, as in the released config")
+        if self.storage == "fused" and len({self.query_bias, self.key_bias, self.value_bias}) > 1:
+            rule = "one fused array has biases for queries, keys and values alike"
+            yield Problem("storage", "fused", rule, "give all three a bias or none, or use separate")
         if self.scale is not None and self.scale <= 0:
             yield Problem("scale", self.scale, "must be positive", "leave scale out for 1 / sqrt(head_dim)")
         if self.score_softcap is not None and self.score_softcap <= 0:

@@ -20,6 +20,13 @@ from jaxcost.contracts.record import Record
 from jaxcost.contracts.state import StatePolicy, state_policy
 from jaxcost.contracts.workload import Workload
 
+NORM_SCOPES = {
+    "attn_norm": "attention_norm",
+    "mlp_norm": "mlp_norm",
+    "attn_post_norm": "attention_post_norm",
+    "mlp_post_norm": "mlp_post_norm",
+}
+
 
 class Case(Record):
     """Everything a prediction depends on."""
@@ -35,9 +42,12 @@ class Case(Record):
     def problems(self) -> Iterable[Problem]:
         yield from self._mesh_problems()
         work, arch = self.workload, self.architecture
-        if arch.learned_positions and work.visible_tokens > arch.learned_positions.rows:
-            rows = arch.learned_positions.rows
-            rule = f"{work.visible_tokens} visible tokens need as many rows of learned positions; the table has {rows}"
+        table = arch.learned_positions
+        if table and work.visible_tokens + table.offset > table.rows:
+            needed = work.visible_tokens + table.offset
+            rule = (
+                f"{work.visible_tokens} visible tokens need {needed} rows of learned positions; there are {table.rows}"
+            )
             yield Problem("workload.new_tokens", work.new_tokens, rule, "use a shorter sequence")
         if (work.phase == "training") != (self.state.optimizer != "none"):
             rule = f"phase {work.phase} and optimizer {self.state.optimizer} do not go together"
@@ -63,6 +73,13 @@ class Case(Record):
                 "kv_heads": group.layer.attention.kv_heads,
                 "mlp.width": group.layer.mlp.width,
             }
+            for part in ("attention", "mlp"):
+                if tensor > 1 and getattr(group.layer, part).storage == "fused":
+                    where, rule = (
+                        f"architecture.groups.{index}.layer.{part}.storage",
+                        "a fused array is not cut over tensor",
+                    )
+                    yield Problem(where, "fused", rule, "use separate storage, or no tensor axis")
             for name, extent in extents.items():
                 if extent % tensor:
                     rule = f"tensor must divide {name} ({extent}) of group {index}"
@@ -118,13 +135,17 @@ class Case(Record):
     @property
     def frozen_names(self) -> frozenset[str]:
         """Component scopes that can be frozen as a whole."""
-        names = (
-            {"embed"}
-            | ({"final_norm"} if self.architecture.final_norm else set())
-            | (set() if self.architecture.tied else {"head"})
-        )
-        for index in range(len(self.architecture.groups)):
-            names |= {f"group{index}"} | {f"group{index}/{part}" for part in ("attn_norm", "attn", "mlp_norm", "mlp")}
+        arch = self.architecture
+        names = {"embed"}
+        if arch.final_norm:
+            names.add("final_norm")
+        if not arch.tied:
+            names.add("head")
+        if arch.embedding_width:
+            names |= {"embed/project_in", "head/project_out"}
+        for index, group in enumerate(arch.groups):
+            norms = {scope for scope, field in NORM_SCOPES.items() if getattr(group.layer, field)}
+            names |= {f"group{index}"} | {f"group{index}/{part}" for part in {"attn", "mlp"} | norms}
         return frozenset(names)
 
     def is_frozen(self, scope: str) -> bool:

@@ -108,7 +108,8 @@ def _is_outside(model: type[BaseModel], name: str) -> bool:
 
 def _is_default(field: FieldInfo, value: Any) -> bool:
     default = field.default
-    return default is not PydanticUndefined and type(default) is type(value) and bool(default == value)
+    same_kind = default is not PydanticUndefined and type(default) is type(value)
+    return same_kind and bool(_covered(default) == _covered(value))
 
 
 def _covered(value: Any) -> Any:
