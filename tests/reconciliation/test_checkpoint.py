@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 import jaxcost
@@ -18,6 +19,7 @@ from jaxcost.prediction.program import program
 from jaxcost.reconciliation.checkpoint import reconcile_checkpoint
 from jaxcost.reconciliation.checkpoint_names import choose_layout
 from jaxcost.reconciliation.layouts import LAYOUTS, expected_tensors
+from jaxcost.schema import schema
 from tests.observation.checkpoint.writing import write_safetensors, write_sharded
 
 MAPPINGS = json.loads((Path(__file__).parents[1] / "data" / "state_mappings.json").read_text())["models"]
@@ -147,6 +149,32 @@ def test_ties_are_storages_and_the_manifest_decides(tmp_path):
     found = run(tied, one, tmp_path)  # (c) tie = true, one table
     assert found.status == "exact"
     assert found.totals["declared_unique"] - rest == found.totals["stored_scalars"] - rest == 64_000
+
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
+         "intermediate_size": 128, "vocab_size": 1000, "head_dim": 16}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "stored_head", "expected", "unique"),
+    [
+        ({"model_type": "llama", **SMALL}, False, "open", 128_000),  # no flag: the class does not tie
+        ({"model_type": "llama", **SMALL}, True, "exact", 128_000),
+        ({"model_type": "gemma", **SMALL}, False, "exact", 64_000),  # no flag: the class ties
+        ({"model_type": "mistral3", "tie_word_embeddings": True,
+          "text_config": {"model_type": "mistral", "tie_word_embeddings": False, "sliding_window": None, **SMALL}},
+         True, "exact", 128_000),
+    ],
+)  # fmt: skip
+def test_the_configuration_of_the_decoder_decides_on_ties(tmp_path, config, stored_head, expected, unique):
+    """H29, cases d and e: the nested flag, and the class's default where no flag is given."""
+    arch = from_huggingface(config)
+    named = expected_tensors(program(jaxcost.prefill(arch, seq=1)), "huggingface-llama")
+    tensors = {t.name: ("BF16", t.shape) for t in named if stored_head or t.name != "lm_head.weight"}
+    tables = sum(
+        t.scalars for t in named if t.alias == t.name and t.name.endswith(("embed_tokens.weight", "head.weight"))
+    )
+    assert (run(arch, tensors, tmp_path).status, tables) == (expected, unique)
 
 
 def test_buffers_are_no_parameters_and_only_known_ones_are_let_through(tmp_path):
@@ -304,7 +332,11 @@ def test_the_command_ends_as_it_should(run_jaxcost, tmp_path):
     assert "<html" in (tmp_path / "page.html").read_text()
     write_safetensors(folder / "model.safetensors", {**tensors, "model.norm.weight": ("BF16", (4, 2))})
     done = run_jaxcost("reconcile", "toy-untied", str(folder), "--json")
-    assert done.returncode == 1 and json.loads(done.stdout)["status"] == "open"
+    data = json.loads(done.stdout)
+    assert done.returncode == 1 and data["status"] == "open"
+    jsonschema.validate(data, schema("jaxcost.reconcile.v1"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**data, "totals": {}}, schema("jaxcost.reconcile.v1"))
     (folder / "model.safetensors").write_bytes(b"\xff" * 20)
     done = run_jaxcost("reconcile", "toy-untied", str(folder), "--json")
     assert done.returncode == 2 and json.loads(done.stdout)["schema"] == "jaxcost.rejected.v1"

@@ -143,7 +143,7 @@ def test_reasons_of_unknown_totals() -> None:
 
 
 def test_schemas_hold_and_can_fail(estimate: dict[str, Any], verified: dict[str, Any]) -> None:
-    assert set(names()) == {"jaxcost.estimate.v1", "jaxcost.verify.v1", "jaxcost.rejected.v1"}
+    assert set(names()) >= {"jaxcost.estimate.v1", "jaxcost.verify.v1", "jaxcost.rejected.v1", "jaxcost.reconcile.v1"}
     for data in (estimate, verified):
         found = schema(data["schema"])
         jsonschema.Draft202012Validator.check_schema(found)
