@@ -209,7 +209,11 @@ def workload_options(
         options["logits"] = draw(st.sampled_from(("final", "all", *range(1, new + 1))))
     options["attention"] = draw(st.sampled_from(("materialised", "materialised", "blockwise")))
     if options["attention"] == "blockwise":
-        options["attention_block"] = draw(st.integers(1, largest))
+        visible = options.get("past", 0) + new
+        blocks = [
+            n for n in range(1, visible + 1) if all(_block(rows, n) >= min(rows, smallest) for rows in (new, visible))
+        ]
+        options["attention_block"] = draw(st.sampled_from(blocks))
     if phase == "training" and draw(st.booleans()):
         options["dropout"] = True
     if ragged and phase != "decode" and draw(st.integers(0, 5)) == 0:
@@ -217,6 +221,11 @@ def workload_options(
         lengths[draw(st.integers(0, len(lengths) - 1))] = new
         options["lengths"] = lengths
     return options
+
+
+def _block(rows: int, most: int) -> int:
+    """Return the largest divisor of `rows` not above `most`."""
+    return max(d for d in divisors(rows) if d <= most)
 
 
 @st.composite
