@@ -10,6 +10,8 @@
     [expected]
     "parameters.unique" = 8030261248
 
+A MaxText .yml is a case file too: it says both the model and the step.
+
 The option keys are those of `jaxcost.contracts.case.OPTION_NAMES`. `[liveness]` and `[expected]` here replace those of
 the model's manifest.
 """
@@ -21,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxcost.catalog.manifest import Manifest, load, manifest_from_data
+from jaxcost.catalog.manifest import YAML, Manifest, load, manifest_from_data, read_maxtext
 from jaxcost.contracts.case import OPTION_NAMES
 from jaxcost.contracts.errors import Problem, RejectedError, reject
 from jaxcost.contracts.record import as_table, parse_file
@@ -49,6 +51,9 @@ def load_case_file(path: Path) -> CaseFile:
     if not path.is_file():
         raise reject("case", str(path), "not a regular file", "name the .toml or .json file")
     where = path.name
+    if path.suffix in YAML:
+        found = read_maxtext(path)
+        return CaseFile(Manifest(found.architecture, None, None, path, "maxtext_config"), found.options, path)
     data = as_table(parse_file(path), where)
     problems = [
         Problem(

@@ -40,6 +40,10 @@ _RETURNS = Inert("what a call returns, not what it computes")
 _SUMMARY = Inert("the sequence summary of GPT2DoubleHeadsModel; the model with a head on every token has none")
 _SERVING = Inert("a setting of the MLC-LLM serving engine that the class does not read")
 _KERNEL = Inert("which kernel computes the same thing; the workload's attention plan decides")
+_RUNNER = Inert("how a serving engine runs the model; the class does not read it", types=("gpt_bigcode",))
+_STARCODER = Inert(
+    "a key of other code that the class does not read; softmax is inside fp32", types=("starcoder2", "bloom")
+)
 _MEGATRON = Inert("how Megatron trained the model; BloomForCausalLM does not read it", types=("bloom",))
 
 INERT: dict[str, Inert] = {
@@ -134,15 +138,24 @@ INERT: dict[str, Inert] = {
     ),
     **dict.fromkeys(("context_window_size", "prefill_chunk_size", "attention_sink_size"), _SERVING),
     **dict.fromkeys(
-        ("attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion", "skip_bias_add",
-         "skip_bias_add_qkv", "offset_alibi", "pretraining_tp"),
+        ("masked_softmax_fusion", "bias_dropout_fusion", "skip_bias_add",
+         "skip_bias_add_qkv", "offset_alibi"),
         _MEGATRON,
     ),
+    "pretraining_tp": Inert("older classes multiplied in slices of the same weights, the present ones do not read it"),
+    "n_special": Inert("a key of GPT-1 that the class does not read", (0,), ("gpt2",)),
+    "predict_special_tokens": Inert("a key of GPT-1 that the class does not read", types=("gpt2",)),
+    "is_llama_config": Inert("written by the training code; the class does not read it", types=("llama",)),
+    "rope_interleaved": Inert("whether neighbouring coordinates turn together", (False,), ("llama",)),
+    "attention_bias": Inert("the class gives q, k and v a bias and o none, whatever the key says", (True,), ("qwen2",)),
+    **dict.fromkeys(("inference_runner", "runner_max_sequence_length", "validate_runner_input",
+                     "pre_allocate_kv_cache"), _RUNNER),
+    **dict.fromkeys(("activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon",
+                     "scale_attention_softmax_in_fp32", "scale_attn_weights"), _STARCODER),
     "learned_pos_emb": Inert("without effect beside alibi: the model has no position table", types=("mpt",)),
     "apply_residual_connection_post_layernorm": Inert(
         "the class does not read it; true would start the residual from the norm's output", (False,), ("falcon",)
     ),
-    "inference_runner": Inert("which code serves the model", types=("gpt_bigcode",)),
     "pruned_heads": Inert("heads removed from layers", ({}, None)),
     "chunk_size_feed_forward": Inert("cuts the MLP into chunks", (0, None)),
     "is_encoder_decoder": Inert("an encoder beside the decoder", (False,)),

@@ -1,8 +1,9 @@
-"""A MODEL becomes a manifest: a catalogue name, a Hugging Face id, a manifest file, a config.json or a folder of one.
+"""A MODEL becomes a manifest: a catalogue name, a Hub id, a manifest, a config.json or its folder, a MaxText yml.
 
-A manifest file is the data of an `Architecture` record, in TOML or JSON, with two optional tables beside it:
-`[liveness]` (supplied activation events) and `[expected]` (integers that must come out, by ledger path such as
-`parameters.unique`). The catalogue comes first: a folder called `gpt2` in the working directory is `./gpt2`.
+A manifest file is the data of an `Architecture` record, in TOML or JSON, with three optional tables beside it:
+`[liveness]` (supplied activation events), `[expected]` (integers that must come out, by ledger path such as
+`parameters.unique`) and `[[published]]` (published counts with their relation to these). The catalogue comes first: a
+folder called `gpt2` in the working directory is `./gpt2`.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxcost.catalog.huggingface import from_huggingface
+from jaxcost.catalog.maxtext import MaxText, from_maxtext
+from jaxcost.catalog.published import Published
+from jaxcost.catalog.yaml_text import parse_yaml
 from jaxcost.contracts.architecture import Architecture
 from jaxcost.contracts.errors import Problem, RejectedError, reject
 from jaxcost.contracts.liveness import Liveness
-from jaxcost.contracts.record import as_table, parse_file
+from jaxcost.contracts.record import as_table, parse_file, read_text
 from jaxcost.data import room
 
-Origin = Literal["catalogue", "manifest", "huggingface_config", "case_file"]
+Origin = Literal["catalogue", "manifest", "huggingface_config", "maxtext_config", "case_file"]
+YAML = (".yml", ".yaml")
 
 
 @dataclass(frozen=True)
 class Manifest:
     """An architecture with what its file supplies beside it.
 
-    `expected` maps ledger paths to integers. `path` is the file it was read from, `origin` the kind of that file.
+    `expected` maps ledger paths to integers. `path` is the file it was read from, `origin` the kind of that file,
+    `published` the counts others give for this model.
     """
 
     architecture: Architecture
@@ -37,10 +43,16 @@ class Manifest:
     expected: Mapping[str, int] | None
     path: Path | None
     origin: Origin
+    published: tuple[Published, ...] = ()
 
 
-def load(model: str | os.PathLike[str], folder: Path | None = None) -> Manifest:
+def load(model: str | os.PathLike[str], folder: Path | None = None, text_only: bool = False) -> Manifest:
     """Return the manifest that MODEL names; a relative path is taken from `folder` (default: the working directory).
+
+    Args:
+        model: a name, an id or a path.
+        folder: where relative paths start.
+        text_only: of a config.json that nests its language model, read that one alone.
 
     Raises:
         RejectedError: the name is unknown (near matches are given), the file is missing, or it breaks its contract.
@@ -59,9 +71,9 @@ def load(model: str | os.PathLike[str], folder: Path | None = None) -> Manifest:
             raise reject(
                 "model", text, "the folder holds no config.json", "name a manifest, or a folder with a config.json"
             )
-        return _from_file(config, name=path.resolve().name)
+        return _from_file(config, path.resolve().name, text_only)
     if kind == "file":
-        return _from_file(path, name=path.stem)
+        return _from_file(path, path.stem, text_only)
     if kind == "other":
         raise reject(
             "model", text, "neither a regular file nor a folder", "name a manifest (.toml, .json) or a config.json"
@@ -91,6 +103,7 @@ def manifest_from_data(data: object, where: str, path: Path | None, origin: Orig
     table = dict(as_table(data, where))
     problems: list[Problem] = list(_unprintable(table, where))
     liveness_data, expected_data = table.pop("liveness", None), table.pop("expected", None)
+    published_data = table.pop("published", [])
     if not problems and "groups" not in table and "architectures" in table:
         rule = "looks like a Hugging Face config without model_type"
         raise reject(f"{where}.model_type", None, rule, "add model_type, or declare a manifest with [[groups]]")
@@ -105,20 +118,44 @@ def manifest_from_data(data: object, where: str, path: Path | None, origin: Orig
         except RejectedError as error:
             problems.extend(error.problems)
     problems.extend(_expected_problems(expected_data, f"{where}.expected"))
+    published: list[Published] = []
+    if not isinstance(published_data, list):
+        rule = "must be an array of tables"
+        problems.append(Problem(f"{where}.published", published_data, rule, "write [[published]]"))
+        published_data = []
+    for index, item in enumerate(published_data):
+        try:
+            published.append(Published.from_data(item, f"{where}.published.{index}"))
+        except RejectedError as error:
+            problems.extend(error.problems)
     if problems or architecture is None:
         raise RejectedError(problems)
-    return Manifest(architecture, liveness, expected_data, path, origin)
+    return Manifest(architecture, liveness, expected_data, path, origin, tuple(published))
 
 
-def _from_file(path: Path, name: str) -> Manifest:
+def _from_file(path: Path, name: str, text_only: bool) -> Manifest:
+    if path.suffix in YAML:
+        found = read_maxtext(path)
+        return Manifest(found.architecture, None, None, path, "maxtext_config")
     data = as_table(parse_file(path), path.name)
-    if "model_type" in data:
+    if "model_type" in data or "text_config" in data:
         problems = list(_unprintable(data, path.name))
         if problems:
             raise RejectedError(problems)
-        architecture = from_huggingface(data, name=name[:200] or "unnamed", source=path.name, where=path.name)
+        name = name[:200] or "unnamed"
+        architecture = from_huggingface(data, name=name, source=path.name, where=path.name, text_only=text_only)
         return Manifest(architecture, None, None, path, "huggingface_config")
     return manifest_from_data(data, path.name, path, "manifest")
+
+
+def read_maxtext(path: Path) -> MaxText:
+    """Return what a MaxText .yml says.
+
+    Raises:
+        RejectedError: the file cannot be read, is no YAML, or says something that is not understood.
+    """
+    data = parse_yaml(read_text(path), path.name)
+    return from_maxtext(data, name=path.stem[:200] or "unnamed", source=path.name, where=path.name)
 
 
 def _expected_problems(data: object, where: str) -> Iterable[Problem]:
@@ -173,7 +210,7 @@ def _kind(path: Path) -> Literal["file", "directory", "other", "missing"]:
 
 def _looks_like_path(text: str) -> bool:
     path = Path(text)
-    return path.suffix in (".toml", ".json") or text.startswith((".", "/", "~")) or len(path.parts) > 2
+    return path.suffix in (".toml", ".json", *YAML) or text.startswith((".", "/", "~")) or len(path.parts) > 2
 
 
 def _plain(name: str) -> str:

@@ -19,6 +19,11 @@ def manifest_toml(architecture: Architecture, comment: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
+def options_toml(options: Mapping[str, Any]) -> str:
+    """Return the options of a case as the text of a case file."""
+    return "".join(f"{key} = {_value(value)}\n" for key, value in options.items())
+
+
 def _table(data: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
     kept = {key: value for key, value in data.items() if value is not None and value != ""}
     nested = [key for key, value in kept.items() if _is_table(value) and _needs_header(value)]

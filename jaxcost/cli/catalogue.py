@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from jaxcost.catalog import Manifest, catalogue_names, load, manifest_toml
+from jaxcost.catalog import Manifest, Published, catalogue_names, load, manifest_toml, options_toml, read_maxtext
 from jaxcost.cli.options import output_options
 from jaxcost.cli.output import check_writable, document, print_json, write_file
 from jaxcost.contracts.architecture import Architecture
-from jaxcost.contracts.errors import reject
+from jaxcost.contracts.errors import RejectedError, reject
 
 
 @click.command("models")
@@ -35,7 +35,7 @@ def models(as_json: bool, quiet: bool) -> None:
 
 def _model_row(name: str, manifest: Manifest) -> dict[str, Any]:
     arch = manifest.architecture
-    totals = _parameters(arch)
+    totals, reason = _parameters(arch)
     return {
         "name": name,
         "family": arch.family,
@@ -44,18 +44,22 @@ def _model_row(name: str, manifest: Manifest) -> dict[str, Any]:
         "hidden_size": arch.hidden_size,
         "parameters": totals["unique"],
         "active_parameters": totals["active"],
+        **({"reason": reason} if reason else {}),
         "digest": arch.digest,
         "source": arch.source,
     }
 
 
-def _parameters(architecture: Architecture) -> dict[str, Any]:
-    """Unique, named and active parameters. They depend on no workload, so the smallest one is used."""
+def _parameters(architecture: Architecture) -> tuple[dict[str, Any], str | None]:
+    """Unique, named and active parameters, or why they are unknown. They depend on no workload; one token is used."""
     from jaxcost.contracts.case import prefill
     from jaxcost.prediction.ledgers import predict
 
-    totals = predict(prefill(architecture, seq=1)).to_dict()["ledgers"]["parameters"]["totals"]
-    return {name: totals[name] for name in ("unique", "named", "active")}
+    try:
+        totals = predict(prefill(architecture, seq=1)).to_dict()["ledgers"]["parameters"]["totals"]
+    except RejectedError as error:  # a manifest may declare what no ledger counts yet
+        return dict.fromkeys(("unique", "named", "active")), "; ".join(p.path for p in error.problems)
+    return {name: totals[name] for name in ("unique", "named", "active")}, None
 
 
 @click.command("show")
@@ -102,16 +106,35 @@ def _formulas(architecture: Architecture) -> dict[str, dict[str, str]]:
 
 def _show_body(manifest: Manifest) -> dict[str, Any]:
     arch = manifest.architecture
+    parameters, reason = _parameters(arch)
     return {
         "name": arch.name,
         "origin": manifest.origin,
         "path": manifest.path.name if manifest.path else None,
         "source": arch.source,
         "digest": arch.digest,
-        "parameters": _parameters(arch),
+        "parameters": parameters,
+        **({"reason": reason} if reason else {}),
+        "ties": [["embed/tokens/weight", "head/weight"]] if arch.tied else [],
+        "persistent_buffers": [],
+        "published": [_published(item, parameters) for item in manifest.published],
         "architecture": arch.to_data(),
         "liveness": manifest.liveness.to_data() if manifest.liveness else None,
         "expected": dict(manifest.expected) if manifest.expected is not None else None,
+    }
+
+
+def _published(item: Published, parameters: dict[str, Any]) -> dict[str, Any]:
+    """A published count beside what its relation gives; the residual is 0 where they agree, null where unknown."""
+    unknown = parameters["unique"] is None
+    explained = None if unknown else item.explained(parameters["unique"], parameters["named"])
+    residual = None if explained is None else item.count - explained
+    return {
+        "count": item.count,
+        "relation": item.relation,
+        "explained": explained,
+        "residual": residual,
+        "source": item.source,
     }
 
 
@@ -120,44 +143,66 @@ def _show_body(manifest: Manifest) -> dict[str, Any]:
 @click.option(
     "-o", "output", type=click.Path(path_type=Path), metavar="FILE", help="Write the manifest (.toml or .json) here."
 )
+@click.option(
+    "--case-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Of a MaxText file: write the options of its step here (.toml); with -o.",
+)
+@click.option("--text-only", is_flag=True, help="Of a config that nests its language model, read that one alone.")
 @output_options()
-def import_config(config: Path, output: Path | None, as_json: bool, quiet: bool) -> None:
-    """A Hugging Face config.json (the file, or the folder it lies in) to a manifest.
+def import_config(
+    config: Path, output: Path | None, case_file: Path | None, text_only: bool, as_json: bool, quiet: bool
+) -> None:
+    """A Hugging Face config.json (or its folder), or a MaxText .yml, to a manifest.
 
     Keys that change the graph and are not understood are rejected by name. The manifest goes to standard output, or
-    with -o to a file.
+    with -o to a file. A MaxText file also says the step: its options go to standard error, or to --case-file.
 
     \b
-    Example:
+    Examples:
         jaxcost import path/to/config.json -o my-model.toml
+        jaxcost import path/to/maxtext.yml -o my-model.toml --case-file my-case.toml
     """
     if output is not None and output.suffix not in (".toml", ".json"):
         raise reject("-o", str(output), "the suffix says neither TOML nor JSON", "name the file .toml or .json")
     check_writable(output, "-o")
-    manifest = load(config)
-    if manifest.origin != "huggingface_config":
-        raise reject(
-            "CONFIG", os.fspath(config), "a manifest already, not a Hugging Face config", "use it as MODEL as it is"
-        )
+    maxtext = read_maxtext(config) if config.suffix in (".yml", ".yaml") and config.is_file() else None
+    if case_file is not None:
+        if maxtext is None or output is None or case_file.suffix != ".toml":
+            rule = "goes with a MaxText file, with -o, and ends in .toml"
+            raise reject("--case-file", str(case_file), rule, "jaxcost import FILE.yml -o M.toml --case-file C.toml")
+        check_writable(case_file, "--case-file")
+    manifest = load(config, text_only=text_only)
+    if manifest.origin not in ("huggingface_config", "maxtext_config"):
+        rule = "a manifest already, not a Hugging Face or MaxText config"
+        raise reject("CONFIG", os.fspath(config), rule, "use it as MODEL as it is")
     arch = manifest.architecture
     if output is not None:
         arch = arch.replaced(name=output.stem[:200] or arch.name)
-        write_file(output, _manifest_text(arch, output.suffix), "-o")
+        write_file(output, _manifest_text(manifest.origin, arch, output.suffix), "-o")
+    if case_file is not None and maxtext is not None and output is not None:
+        model = os.path.relpath(output, case_file.parent)
+        write_file(case_file, options_toml({"model": model, **maxtext.options}), "--case-file")
     if as_json:
-        print_json(
-            document("jaxcost.show.v1", **_show_body(Manifest(arch, None, None, manifest.path, manifest.origin)))
-        )
+        body = _show_body(Manifest(arch, None, None, manifest.path, manifest.origin))
+        extra = {"options": dict(maxtext.options), "assumptions": list(maxtext.notes)} if maxtext else {}
+        print_json(document("jaxcost.show.v1", **body, **extra))
     elif output is None and not quiet:
-        click.echo(_manifest_text(arch, ".toml"), nl=False)
+        click.echo(_manifest_text(manifest.origin, arch, ".toml"), nl=False)
     elif not quiet:
         click.echo(f"wrote {output} (digest {arch.digest[:12]})", err=True)
+    if maxtext and not quiet and not as_json:
+        click.echo("options of the step:", err=True)
+        click.echo(options_toml(maxtext.options), nl=False, err=True)
+        for note in maxtext.notes:
+            click.echo(f"note: {note}", err=True)
 
 
-def _manifest_text(arch: Architecture, suffix: str) -> str:
+def _manifest_text(origin: str, arch: Architecture, suffix: str) -> str:
     if suffix == ".toml":
-        return manifest_toml(
-            arch, f"Imported from a Hugging Face {arch.source}. Write the address of the release as source."
-        )
+        kind = "Hugging Face" if origin == "huggingface_config" else "MaxText"
+        return manifest_toml(arch, f"Imported from a {kind} {arch.source}. Write the address of the release as source.")
     import json
 
     return json.dumps({key: value for key, value in arch.to_data().items() if value is not None}, indent=2) + "\n"

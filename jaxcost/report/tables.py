@@ -105,6 +105,12 @@ def show_manifest(body: Mapping[str, Any]) -> None:
     for name, value in flat(body["parameters"]):
         made.add_row(name, exact(value), about(value, "bytes" if "bytes" in name else "scalars"))
     out.print(made)
+    if body["published"]:
+        made = table("published count", "relation", "residual", "source", right=("published count", "residual"),
+                     wrap=("relation", "source"))  # fmt: skip
+        for item in body["published"]:
+            made.add_row(exact(item["count"]), item["relation"], exact(item["residual"]), item["source"])
+        out.print(made)
     made = table("field", "value", wrap=("value",))
     hidden = ("name", "family", "huggingface_id", "source", "notes")
     for name, value in _fields({key: item for key, item in arch.items() if key not in hidden}):

@@ -45,7 +45,7 @@ def test_spellings_of_one_name(text: str, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["llama-3.1-80b", "lama-3.1-8b", "meta-llama/Llama-3.1-9B"])
 def test_unknown_name_names_its_neighbours(text: str) -> None:
-    with pytest.raises(RejectedError, match=r"not in the catalogue.*near: llama-3\.1-8b"):
+    with pytest.raises(RejectedError, match=r"not in the catalogue.*near: .*llama-3\.1-8b"):
         load(text)
 
 

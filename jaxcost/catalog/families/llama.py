@@ -116,7 +116,6 @@ def present_head_dim(keys: Keys) -> int | None:
 
 def llama(keys: Keys) -> Data:
     """LlamaAttention gives attention_bias to all four projections."""
-    keys.only("pretraining_tp", (1,), "splits the projections into slices")
     bias = biases(keys.flag("attention_bias", False))
     mlp_bias = keys.flag("mlp_bias", False)
     return parts(keys, Defaults(32000, 11008), bias, optional_head_dim(keys), mlp_bias).finish()
@@ -223,7 +222,6 @@ def _branch_norms(found: Parts) -> Data:
 def smollm3(keys: Keys) -> Data:
     """SmolLM3: Llama without rotary positions on every fourth layer, or where no_rope_layers has a 0; tied."""
     keys.only("use_sliding_window", (False,), "windows on the layers without rotary positions")
-    keys.only("pretraining_tp", (1,), "splits the projections into slices")
     keys.only("sliding_window", (None,), "layers would see a window of the tokens")
     default = Defaults(128256, 11008, hidden=2048, layers=36, heads=16, kv_heads=4, theta=2000000.0, tied=True)
     bias = biases(keys.flag("attention_bias", False))
@@ -256,7 +254,6 @@ def smollm3(keys: Keys) -> Data:
 
 def seed_oss(keys: Keys) -> Data:
     """Seed-OSS: heads of 128, biases on q, k and v, another flag for o, dropout on the attention branch alone."""
-    keys.only("pretraining_tp", (1,), "splits the projections into slices")
     keys.only("residual_dropout", (0, 0.0), "dropout on the attention branch alone")
     if "residual_dropout" not in keys.data:
         keys.problem("residual_dropout", None, "left out it is 0.1, on the attention branch alone", "only 0.0 is read")
