@@ -137,10 +137,17 @@ def test_a_damaged_orbax_folder_is_refused(saved, tmp_path):
         path = folder / "_METADATA"
         path.write_text(path.read_text().replace('"tokens"', '"other"'))
 
+    def cut(folder, pattern):
+        for path in folder.glob(pattern):
+            path.write_bytes(path.read_bytes()[:50])
+
     def link(folder):
         (folder / "extra").symlink_to(saved[3] / "_METADATA")
 
     assert "no array is stored so" in damaged("renamed", rename)
+    assert "the store cannot be read" in damaged("manifest", lambda folder: cut(folder, "manifest.ocdbt"))
+    assert "the store cannot be read" in damaged("nodes", lambda folder: cut(folder, "d/*"))
+    assert "no array is stored so" in damaged("gone", lambda folder: (folder / "manifest.ocdbt").unlink())
     assert "outside the checkpoint" in damaged("link", link)
     assert "not JSON" in damaged("json", lambda folder: (folder / "_METADATA").write_text("{"))
     assert "tree_metadata" in damaged("tree", lambda folder: (folder / "_METADATA").write_text("{}"))

@@ -22,6 +22,7 @@ from jaxcost.observation.worker import task
 
 METADATA = "_METADATA"
 MAXIMUM_METADATA_BYTES = 100_000_000
+READING_SECONDS = 120.0
 _ZARR2 = {
     "f8": "fp64", "f4": "fp32", "f2": "fp16", "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8",
     "u8": "uint64", "u4": "uint32", "u2": "uint16", "u1": "uint8", "b1": "bool", "c8": "complex64",
@@ -58,17 +59,23 @@ def read_orbax(folder: Path, shown: str) -> tuple[tuple[StoredFile, ...], tuple[
 
     Raises:
         RejectedError: metadata is missing or malformed, or the folder has a link out of itself.
-        WorkerError: tensorstore failed on the store.
+        WorkerError: tensorstore is missing or failed for another reason than the store.
     """
-    from jaxcost.observation.pool import Pool, Request
+    from jaxcost.observation.pool import Pool, Request, WorkerFailure
 
     file_bytes = no_way_out(folder, shown)
     tree, options = _tree(folder, shown)
     payload = {"folder": str(folder.resolve()), "names": list(tree), "ocdbt": options["use_ocdbt"]}
+    request = Request("jaxcost.observation.checkpoint.orbax:zarr_metadata", payload, timeout_seconds=READING_SECONDS)
     with Pool(size=1) as pool:
-        found = pool.value(
-            Request("jaxcost.observation.checkpoint.orbax:zarr_metadata", payload, kind="parse", timeout_seconds=120)
-        )
+        reply = pool.call(request)
+    if isinstance(reply, WorkerFailure):
+        if reply.kind in ("crashed", "timed_out", "memory_exceeded"):
+            raise reject(
+                shown, reply.kind, "reading the store's metadata ended the reader", "the checkpoint is damaged"
+            )
+        reply.throw()
+    found = reply.value
     tensors = tuple(_tensor(name, found[name], shown) for name in tree)
     notes = (f"sizes on disk are those of {'one OCDBT store' if options['use_ocdbt'] else 'zarr folders'}, compressed",)
     return (StoredFile(shown, file_bytes),), tensors, notes
@@ -81,15 +88,19 @@ def zarr_metadata(payload: Mapping[str, Any]) -> dict[str, str | None]:
 
     base = f"file://{payload['folder']}/"
     spec = {"driver": "ocdbt", "base": base} if payload["ocdbt"] else base
-    store = tensorstore.KvStore.open(spec).result()
-    pending = {
-        (name, key): store.read(f"{name}/{key}") for name in payload["names"] for key in (".zarray", "zarr.json")
-    }
     found: dict[str, str | None] = dict.fromkeys(payload["names"])
-    for (name, _), future in pending.items():
-        value = future.result().value
-        if value:
-            found[name] = bytes(value[:MAXIMUM_METADATA_BYTES]).decode("utf-8", "replace")
+    try:
+        store = tensorstore.KvStore.open(spec).result()
+        pending = {(name, key): store.read(f"{name}/{key}") for name in found for key in (".zarray", "zarr.json")}
+        for (name, _), future in pending.items():
+            value = future.result().value
+            if value:
+                found[name] = bytes(value[:MAXIMUM_METADATA_BYTES]).decode("utf-8", "replace")
+    except (ValueError, OSError, NotImplementedError) as error:  # what tensorstore raises for a store it cannot decode
+        text = str(error).replace(f"{payload['folder']}/", "")[:300]
+        raise reject(
+            Path(payload["folder"]).name, text, "the store cannot be read", "the checkpoint is damaged"
+        ) from None
     return found
 
 
