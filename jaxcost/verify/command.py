@@ -24,7 +24,7 @@ from jaxcost.reconciliation.report import reconcile
 from jaxcost.reconciliation.rows import STATUSES, Report, Status, worst
 from jaxcost.reconciliation.supplied import load_bundle, reconcile_supplied
 from jaxcost.verify.request import VerifyRequest
-from jaxcost.verify.suites import ClaimResult, PlannedCase, check_claims, load_claims, load_suite
+from jaxcost.verify.suites import ClaimResult, Gap, PlannedCase, Suite, check_claims, covers, load_claims, load_suite
 
 DEFAULT_SUITE = "default"
 NO_TARGET = "none"
@@ -53,6 +53,7 @@ class VerifyResult:
     calibration_seconds: float | None = None
     strict: bool = field(default=False, repr=False)
     faulty: bool = field(default=False, repr=False)
+    gaps: tuple[Gap, ...] = field(default=(), repr=False)
 
     @property
     def status(self) -> Status:
@@ -61,17 +62,25 @@ class VerifyResult:
 
     @property
     def exit_code(self) -> int:
-        """0 when nothing compared is open; 1 otherwise, and with `strict` for what is unmeasured too; 4 for a bug."""
+        """0 when nothing compared is open but what a known gap admits; 1 otherwise, and with `strict` for what is
+        unmeasured too; 4 for a bug.
+        """
         if self.faulty:
             return 4
         wanted: Status = "bounded" if self.strict else "unmeasured"
         limit = STATUSES.index(wanted)
-        bad = any(STATUSES.index(report.status) < limit for report in self.reports)
+        bad = any(STATUSES.index(self._counted(report)) < limit for report in self.reports)
         bad |= any(claim.failed for claim in self.claims)
         bad |= any(row["status"] == "missed" for row in self.failures)
         bad |= self.fuzz is not None and self.fuzz["status"] != "passed"
         bad |= self.strict and bool(self.unavailable)
         return int(bad)
+
+    def _counted(self, report: Report) -> Status:
+        """The status of a report without the open rows that known gaps admit."""
+        rows = [row for row in report.rows if not row.verdict]
+        kept = [row for row in rows if row.status != "open" or not any(covers(gap, report, row) for gap in self.gaps)]
+        return report.status if len(kept) == len(rows) else worst(row.status for row in kept)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the body of the document `jaxcost.verify.v1`."""
@@ -114,18 +123,28 @@ def verify(request: VerifyRequest) -> VerifyResult:
     if request.observation is not None:
         reports = (_supplied(request, request.observation),)
         return _finished(request, VerifyResult(reports=reports, seconds=time.monotonic() - started))
-    jobs, from_suite = _jobs(request)
+    jobs, suite = _jobs(request)
+    from_suite = suite is not None
     jobs, unavailable = _available(jobs, named=bool(request.targets) or not from_suite)
     reports, calibration, faulty = _compared(jobs, request)
     claims: tuple[ClaimResult, ...] = ()
-    if from_suite and request.suite in (None, DEFAULT_SUITE) and not request.targets:
-        families = {str(report.environment.get("family")) for report in reports}
-        claims = tuple(check_claims(*load_claims(), reports, families))
+    gaps: tuple[Gap, ...] = ()
+    if suite is not None:
+        held, gaps = load_claims() if request.suite in (None, DEFAULT_SUITE) else (suite.claims, suite.gaps)
+        if not request.targets:  # of a selection, what is left out is no reason to fail
+            families = {str(report.environment.get("family")) for report in reports}
+            claims = tuple(check_claims(held, gaps, reports, families))
     seconds = time.monotonic() - started
     return _finished(
         request,
         VerifyResult(
-            reports, tuple(unavailable), claims, seconds=seconds, calibration_seconds=calibration, faulty=faulty
+            reports,
+            tuple(unavailable),
+            claims,
+            seconds=seconds,
+            calibration_seconds=calibration,
+            faulty=faulty,
+            gaps=gaps,
         ),
     )
 
@@ -142,7 +161,7 @@ def _finished(request: VerifyRequest, result: VerifyResult) -> VerifyResult:
             raise _no_row(request.explain, {row.key for report in result.reports for row in report.rows})
     return VerifyResult(
         result.reports, result.unavailable, result.claims, result.failures, result.fuzz, explained, result.seconds,
-        result.calibration_seconds, request.strict, result.faulty,
+        result.calibration_seconds, request.strict, result.faulty, result.gaps,
     )  # fmt: skip
 
 
@@ -157,8 +176,8 @@ def _no_row(key: str, known: set[str]) -> RejectedError:
     return reject("--explain", key, "no report has this row", remedy)
 
 
-def _jobs(request: VerifyRequest) -> tuple[list[Job], bool]:
-    """Return the cases to compare, and whether a suite chose them."""
+def _jobs(request: VerifyRequest) -> tuple[list[Job], Suite | None]:
+    """Return the cases to compare, and the suite that chose them, if one did."""
     from jaxcost.catalog import load, load_case_file
 
     if not request.models and request.case_file is None:
@@ -167,7 +186,8 @@ def _jobs(request: VerifyRequest) -> tuple[list[Job], bool]:
             raise reject(
                 "MODEL", None, f"case options ({named}) without a model", "name a model: jaxcost verify MODEL ..."
             )
-        return _suite_jobs(load_suite(request.suite or DEFAULT_SUITE), request.targets), True
+        suite = load_suite(request.suite or DEFAULT_SUITE)
+        return _suite_jobs(suite.cases, request.targets), suite
     if request.suite is not None:
         raise reject("--suite", request.suite, "a suite names its own models", "leave MODEL and --case out, or --suite")
     options: dict[str, Any] = {}
@@ -185,7 +205,7 @@ def _jobs(request: VerifyRequest) -> tuple[list[Job], bool]:
         case = build_case(manifest.architecture, options, _data(manifest.liveness), manifest.expected)
         for target in request.targets or ("cpu",):
             jobs.append(Job(f"{manifest.architecture.name} {case.workload.phase}", case, target))
-    return jobs, False
+    return jobs, None
 
 
 def _suite_jobs(planned: Sequence[PlannedCase], targets: Sequence[str]) -> list[Job]:
@@ -286,8 +306,8 @@ def _reporter(total: int, progress: Callable[[str], None]) -> Callable[[Progress
 
 
 def _supplied(request: VerifyRequest, path: Path) -> Report:
-    jobs, from_suite = _jobs(request)
-    if from_suite or len(jobs) != 1:
+    jobs, suite = _jobs(request)
+    if suite is not None or len(jobs) != 1:
         raise reject("--observation", str(path), "a bundle belongs to one case", "name one model and its case options")
     report = reconcile_supplied(predict(jobs[0].case), load_bundle(path))
     return Report(report.case, report.target, report.environment, report.rows, report.findings, jobs[0].name)

@@ -1,8 +1,9 @@
 """Suites, claims and known gaps: what is claimed, in files, and whether a run bears it out.
 
-A suite lists cases with their targets. A claim says how well one counter agrees on one family of targets, and why; a
-run in which no row tests it fails, so that claims cannot outlive what they were about. A known gap admits one open row,
-with its explanation and the condition under which it lapses; a gap without an open row has lapsed and fails too.
+A suite lists cases with their targets, and may carry claims and gaps of its own. A claim says how well one counter
+agrees on one family of targets, and why; a run in which no row tests it fails, so that claims cannot outlive what they
+were about. A known gap admits one open row, with its explanation and the condition under which it lapses; a gap without
+an open row has lapsed and fails too.
 """
 
 from __future__ import annotations
@@ -56,8 +57,17 @@ class Gap(Record):
     lapses: Name
 
 
-def load_suite(text: str) -> tuple[PlannedCase, ...]:
-    """Return the cases of a suite named in `verify/suites` or given as a .toml or .json file.
+@dataclass(frozen=True)
+class Suite:
+    """The cases of a suite, and the claims and gaps that its own file holds."""
+
+    cases: tuple[PlannedCase, ...]
+    claims: tuple[Claim, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
+def load_suite(text: str) -> Suite:
+    """Return a suite named in `verify/suites` or given as a .toml or .json file.
 
     Raises:
         RejectedError: for a suite that is not one.
@@ -74,15 +84,19 @@ def load_suite(text: str) -> tuple[PlannedCase, ...]:
     if not path.exists():
         raise UnavailableError(str(path), "the suite file does not exist", "check the path")
     table = as_table(parse_file(path), path.name)
-    entries = table.get("case")
-    if set(table) != {"case"} or not isinstance(entries, list) or not entries:
+    lists = {name: table.get(name, []) for name in ("case", "claim", "gap")}
+    if set(table) - set(lists) or not all(isinstance(item, list) for item in lists.values()) or not lists["case"]:
         raise reject(
             path.name,
             sorted(table),
-            "a suite is a list of [[case]] tables",
+            "a suite is a list of [[case]] tables, with [[claim]] and [[gap]] where it has its own",
             "write [[case]] with name, model, targets, options",
         )
-    return tuple(_planned(entry, f"case.{index}") for index, entry in enumerate(entries))
+    return Suite(
+        tuple(_planned(entry, f"case.{index}") for index, entry in enumerate(lists["case"])),
+        tuple(Claim.from_data(as_table(item, f"claim.{i}"), f"claim.{i}") for i, item in enumerate(lists["claim"])),
+        tuple(Gap.from_data(as_table(item, f"gap.{i}"), f"gap.{i}") for i, item in enumerate(lists["gap"])),
+    )
 
 
 def _planned(entry: object, where: str) -> PlannedCase:
