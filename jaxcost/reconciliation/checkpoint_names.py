@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxcost.observation.checkpoint.stored import Checkpoint, StoredTensor
 from jaxcost.prediction.program import Program
@@ -134,10 +134,14 @@ def choose_layout(program: Program, names: Sequence[str], wanted: str | None, na
 
 
 def _one_of(fits: Sequence[Choice], family: str) -> Choice:
-    """Return one of several that agree, if they say the same of every array; else none is exact."""
+    """Return that of the model's own family, or one of several that say the same of every array; else none is exact."""
+    own = {f"huggingface-{family}", f"huggingface-{family}-base"}
+    for fit in fits:
+        if fit.name in own:
+            return replace(fit, basis=f"{fit.basis}; of the layouts with these names, that of the model's family")
     said = [{(t.name, t.shape, t.alias) for t in fit.expected} for fit in fits]
     if all(item == said[0] for item in said):
-        return next((fit for fit in fits if fit.name == f"huggingface-{family}"), fits[0])
+        return fits[0]
     names = ", ".join(fit.name for fit in fits)
     return Choice(fits[0].name, fits[0].expected, False, f"several layouts have these names ({names}); name one")
 

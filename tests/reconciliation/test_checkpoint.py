@@ -280,6 +280,20 @@ def test_an_index_is_held_against_its_shards(tmp_path):
     assert "other than" in found.report.row("index.total_parameters").verdict
 
 
+def test_two_layouts_of_one_set_of_names_are_told_apart_by_the_family_or_not_at_all(tmp_path):
+    arch = jaxcost.load("gpt2")
+    other = arch.replaced(family="gpt_bigcode")
+    unknown = arch.replaced(family="mine")
+    conv = tensors_of("gpt2", "BF16", "huggingface-gpt2")
+    linear = tensors_of("gpt2", "BF16", "huggingface-gpt_bigcode")
+    assert set(conv) == set(linear) and conv != linear
+    assert run(arch, conv, tmp_path).status == run(other, linear, tmp_path).status == "exact"
+    assert run(arch, linear, tmp_path).status == run(other, conv, tmp_path).status == "open"
+    found = run(unknown, conv, tmp_path)
+    assert found.status == "open" and "several layouts" in found.layout.basis
+    assert run(unknown, conv, tmp_path, layout="huggingface-gpt2").status == "exact"
+
+
 def test_layouts_are_named_or_agree_exactly(tmp_path):
     tensors = tensors_of("toy-untied")
     assert run("toy-untied", tensors, tmp_path, layout="huggingface-mistral").status == "exact"

@@ -230,7 +230,16 @@ def test_nothing_seen_is_unmeasured() -> None:
 def test_a_failed_observation_is_open(status: str) -> None:
     def fail(document: dict[str, Any]) -> None:
         document.update(status=status, reason="the compiler ran out of time", evidence_class="unmeasured")
-        for section in ("hlo", "memory", "jaxpr", "compiler", "collectives", "parameters", "state", "rematerialisation"):
+        for section in (
+            "hlo",
+            "memory",
+            "jaxpr",
+            "compiler",
+            "collectives",
+            "parameters",
+            "state",
+            "rematerialisation",
+        ):
             document[section] = None
 
     found = report(CPU, fail)

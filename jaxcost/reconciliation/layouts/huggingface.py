@@ -130,6 +130,17 @@ _FAMILIES: Mapping[str, Family] = {
             _one("mlp.c_proj.weight", "mlp/down/weight", "f", "d"), _one("mlp.c_proj.bias", "mlp/down/bias", "d"),
         ),
     ),
+    "gpt_bigcode": Family(
+        "transformer.", "transformer.h.{}.",
+        _outside("transformer.wte", "transformer.ln_f", "lm_head",
+                 _one("transformer.wpe.weight", "embed/positions/weight", "p", "d")),
+        (
+            # The names of GPT-2 with torch.nn.Linear in place of Conv1D.
+            *_norm("ln_1", "attn_norm"), *_norm("ln_2", "mlp_norm"),
+            *_fused("attn.c_attn", _QKV, "n e", "d"), *_linear("attn.c_proj", "attn/o_proj", "d", "h e"),
+            *_linear("mlp.c_fc", "mlp/up", "f", "d"), *_linear("mlp.c_proj", "mlp/down", "d", "f"),
+        ),
+    ),
     "opt": Family(
         "model.", "model.decoder.layers.{}.",
         _outside("model.decoder.embed_tokens", "model.decoder.final_layer_norm", "lm_head",
