@@ -55,7 +55,6 @@ class Case(Record):
                 "state.optimizer", self.state.optimizer, rule, "an optimizer belongs to training, and only there"
             )
         yield from self._frozen_problems()
-        yield from self._unsupported_problems()
 
     def _mesh_problems(self) -> Iterable[Problem]:
         work, run, arch = self.workload, self.execution, self.architecture
@@ -89,36 +88,14 @@ class Case(Record):
                         rule,
                         "use a divisor; sharding with replicated heads is not supported",
                     )
+            for part, storage in (("attention", group.layer.attention.storage), ("mlp", group.layer.mlp.storage)):
+                if storage == "fused" and tensor > 1:
+                    rule = "the cut axis of fused storage would be split over ranks, which is a layout of its own"
+                    remedy = "declare separate storage, or shard over data or fsdp"
+                    yield Problem(f"architecture.groups.{index}.layer.{part}.storage", storage, rule, remedy)
         if self.vocabulary_rows % tensor:
             rule = f"tensor must divide the vocabulary rows ({self.vocabulary_rows})"
             yield Problem("execution.mesh.tensor", tensor, rule, "pad with vocabulary_multiple (--vocabulary-multiple)")
-
-    def _unsupported_problems(self) -> Iterable[Problem]:
-        """Refuse what a manifest can declare and this version does not count yet."""
-        arch = self.architecture
-        for name in ("sinusoidal_positions", "embedding_width", "embedding_norm", "embedding_scale", "logit_softcap"):
-            if getattr(arch, name):
-                yield _uncounted(f"architecture.{name}", getattr(arch, name))
-        if arch.final_norm is None:
-            yield _uncounted("architecture.final_norm", None)
-        if arch.learned_positions and arch.learned_positions.offset:
-            yield _uncounted("architecture.learned_positions.offset", arch.learned_positions.offset)
-        for index, group in enumerate(arch.groups):
-            layer, where = group.layer, f"architecture.groups.{index}"
-            if group.windows:
-                yield _uncounted(f"{where}.windows", list(group.windows))
-            if layer.residual != "pre":
-                yield _uncounted(f"{where}.layer.residual", layer.residual)
-            for name in ("qk_norm", "alibi", "scale", "score_softcap"):
-                if getattr(layer.attention, name):
-                    yield _uncounted(f"{where}.layer.attention.{name}", getattr(layer.attention, name))
-            for part in ("attention", "mlp"):
-                if getattr(layer, part).storage != "separate":
-                    yield _uncounted(f"{where}.layer.{part}.storage", getattr(layer, part).storage)
-            if layer.attention.rotary and layer.attention.rotary.interleaved:
-                yield _uncounted(f"{where}.layer.attention.rotary.interleaved", True)
-            if any(norm.unit_offset for norm in layer.norms):
-                yield _uncounted(f"{where}.layer.norms.unit_offset", True)
 
     def _frozen_problems(self) -> Iterable[Problem]:
         known = self.frozen_names
@@ -157,10 +134,6 @@ class Case(Record):
         """Stored vocabulary rows: `vocabulary_size` padded up to `vocabulary_multiple`."""
         size, multiple = self.architecture.vocabulary_size, self.execution.vocabulary_multiple
         return size + (-size) % multiple
-
-
-def _uncounted(path: str, value: object) -> Problem:
-    return Problem(path, value, "a manifest can declare this, and no ledger of this version counts it", "leave it out")
 
 
 OPTION_NAMES = (

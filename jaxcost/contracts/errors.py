@@ -5,6 +5,7 @@ All problems of one input are collected and raised together, so that a user mend
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ class Problem:
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form; a value JSON cannot carry is shown as text."""
         value = self.value
-        if not isinstance(value, str | int | float | bool | type(None)) or value != value:
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if not isinstance(value, str | int | float | bool | type(None)) or not finite:
             value = repr(value)
         if isinstance(value, str) and len(value) > 200:
             value = value[:197] + "..."

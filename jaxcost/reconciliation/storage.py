@@ -119,7 +119,8 @@ def memory_rows(prediction: Prediction, observed: Observed) -> list[Row]:
     memory, totals = observed.memory, prediction.ledgers["device"].totals
     arguments, results = observed.data["hlo"]["arguments"], observed.data["hlo"]["results"]
     padding = [item for item in arguments if item["bytes"] != item["logical_bytes"]]
-    explained = []
+    passed_by = _passed_by(observed)
+    explained = list(passed_by)
     if padding:
         explained.append(Explanation(_padding(padding), "tiles padded by the layout of the compiler", _tiles(padding)))
     rows = [
@@ -134,7 +135,7 @@ def memory_rows(prediction: Prediction, observed: Observed) -> list[Row]:
         evidence = f"the result is a tuple of {len(results)} arrays"
         explained.append(Explanation(table, "the table of pointers to the results", evidence))
     rows.append(Row("output_bytes", "", "", "bytes", totals["output_bytes"], memory["output_bytes"], tuple(explained)))
-    rows.append(_alias_row(prediction, observed, padding))
+    rows.append(_alias_row(prediction, observed, padding, passed_by))
     for name in ("required_bytes", "live_peak_bytes"):
         rows.append(Row(name, "", "", "bytes", None, memory[name], reason=memory["reasons"].get(name, NOT_PREDICTED)))
     limit = observed.data["target"]["device_memory_bytes"]
@@ -174,7 +175,31 @@ def device_rows(observed: Observed) -> list[Row]:
     return rows
 
 
-def _alias_row(prediction: Prediction, observed: Observed, padding: Sequence[Mapping[str, Any]]) -> Row:
+def _passed_by(observed: Observed) -> tuple[Explanation, ...]:
+    """Explain the state that a compiled program does not take: jit drops an argument that nothing in it uses, and a
+    step that returns it unchanged hands it on outside the program.
+    """
+    taken = {_path(item["path"]) for item in observed.data["hlo"]["arguments"]}
+    rows = [row for row in observed.data["state"]["rows"] if _row_path(row) not in taken]
+    if not rows or not all(row["donated"] for row in rows):
+        return ()
+    names = ", ".join(_row_path(row) for row in rows[:4]) + (f" and {len(rows) - 4} more" if len(rows) > 4 else "")
+    reason = "arguments that nothing uses pass the program by"
+    return (Explanation(-sum(row["device_bytes"] for row in rows), reason, f"no arguments of the module: {names}"),)
+
+
+def _path(path: str) -> str:
+    """Write the path of a module's argument as state rows do: `state.optimizer[0].v` is `optimizer.0.v`."""
+    return path.removeprefix("state.").replace("[", ".").replace("]", "").lstrip(".")
+
+
+def _row_path(row: Mapping[str, Any]) -> str:
+    return ".".join(filter(None, (str(row["argument"]), str(row["name"]))))
+
+
+def _alias_row(
+    prediction: Prediction, observed: Observed, padding: Sequence[Mapping[str, Any]], passed_by: tuple[Explanation, ...]
+) -> Row:
     """Bytes of donated arguments that results reuse: the train state in training, the cache in decode."""
     training = prediction.case.workload.phase == "training"
     rows = prediction.ledgers["device"].rows
@@ -191,9 +216,9 @@ def _alias_row(prediction: Prediction, observed: Observed, padding: Sequence[Map
         for item in padding
         if item["path"].split(".", 1)[0].split("[", 1)[0] in kept | ({"state"} if kept else set())
     ]
-    explained: tuple[Explanation, ...] = ()
+    explained = passed_by if expected else ()
     if own and expected:
-        explained = (Explanation(_padding(own), "tiles padded by the layout of the compiler", _tiles(own)),)
+        explained += (Explanation(_padding(own), "tiles padded by the layout of the compiler", _tiles(own)),)
     return Row("alias_bytes", "", "", "bytes", expected, observed.memory["alias_bytes"], explained)
 
 
