@@ -1,4 +1,4 @@
-"""config.json files of llama, qwen2 and gpt2: defaults, null against absent, and what is refused by name.
+"""Reading a config.json strictly: what every model type shares, on llama, qwen2 and gpt2 (others: test_families.py).
 
 The three dictionaries below are the released files, where they differ from the class defaults.
 """
