@@ -1,8 +1,11 @@
 """Causal grouped-query attention, as a matrix of scores or block by block.
 
-Query row r (at position first_row + r) sees key rows up to its own position. Both plans compute the whole rectangle of
-query and key rows and mask what lies ahead, so the two pairwise contractions do not depend on the mask. K and V are
-never repeated: queries are grouped by their K/V head instead, [b, s, k, g, e] against [b, t, k, e].
+Query row r (at position first_row + r) sees key rows up to its own position, at most `window` of them. Both plans
+compute the whole rectangle of query and key rows and mask the rest, so the two pairwise contractions do not depend on
+the mask. K and V are never repeated: queries are grouped by their K/V head, [b, s, k, g, e] against [b, t, k, e].
+
+The score of a pair is cap(scale q.k) + slope (column - row), with a soft cap and linear biases where the model has
+them; whatever follows q.k is fp32 inside.
 """
 
 from __future__ import annotations
@@ -15,34 +18,65 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxcost.reference.layers import Run, dropout
+from jaxcost.reference.layers import Run, dropout, softcap
 
 Pair = tuple[jax.Array, jax.Array]
 Triple = tuple[jax.Array, jax.Array, jax.Array]
 FORBIDDEN = float(np.finfo(np.float32).min) / 2  # finite, so that a wholly masked block gives no NaN
+EVERYTHING = 2**31 - 1  # the window of a layer with full attention in a group where others have windows
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How the score of a pair follows from q.k: its factor, its soft cap, and whether distance is subtracted."""
+
+    scale: float
+    softcap: float | None
+    alibi: bool
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where query rows stand: the position of the first, and the window of the layer (None: no layer has one)."""
+
+    first: jax.Array
+    window: jax.Array | None
+
+
+def slopes(heads: int) -> np.ndarray:
+    """Return the fp32 slope of each head, `[heads]` (Press et al. 2021, arXiv:2108.12409, and their released code).
+
+    2^(-8i/n) for i = 1 .. n; where n is no power of two, those of the power below it, then every other one of the next.
+    """
+    below = 1 << (heads.bit_length() - 1)
+    powers = [8 * i / below for i in range(1, below + 1)] + [4 * i / below for i in range(1, 2 * below, 2)]
+    return np.array([2.0**-power for power in powers[:heads]], dtype=np.float32)
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, first_row: jax.Array, run: Run, rate: float, key: jax.Array | None
-) -> jax.Array:
-    """Return softmax(q k^T / sqrt(e)) v for q `[b, s, k, g, e]`, k and v `[b, t, k, e]`, as `[b, s, k, g, e]`."""
+    q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows, scoring: Scoring, run: Run, rate: float,
+    key: jax.Array | None,
+) -> jax.Array:  # fmt: skip
+    """Return softmax(score(q, k)) v for q `[b, s, k, g, e]`, k and v `[b, t, k, e]`, as `[b, s, k, g, e]`."""
     if run.blockwise:
-        blocks = Blocks(run.query_block, run.key_block, rate if key is not None else 0.0, run.scores)
-        return blockwise(q, k, v, first_row, key, blocks)
-    return materialised(q, k, v, first_row, run, rate, key)
+        blocks = Blocks(run.query_block, run.key_block, rate if key is not None else 0.0, run.scores, scoring)
+        return blockwise(q, k, v, rows.first, rows.window, key, blocks)
+    return materialised(q, k, v, rows, scoring, run, rate, key)
 
 
 def materialised(
-    q: jax.Array, k: jax.Array, v: jax.Array, first_row: jax.Array, run: Run, rate: float, key: jax.Array | None
-) -> jax.Array:
+    q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows, scoring: Scoring, run: Run, rate: float,
+    key: jax.Array | None,
+) -> jax.Array:  # fmt: skip
     """Attention through stored scores and probabilities `[b, k, g, s, t]`."""
     with jax.named_scope("scores"):
         scores = jnp.einsum("bskge,btke->bkgst", q, k, preferred_element_type=jnp.float32)
-        scores = (scores * q.shape[-1] ** -0.5).astype(run.scores)
+        scores = (scores * scoring.scale).astype(run.scores)
         scores = run.layout.pin(scores, "bkgst")
+    scores = softcap(scores, scoring.softcap)
     with jax.named_scope("softmax"):
-        visible = _visible(first_row, q.shape[1], 0, k.shape[1])
-        logits = jnp.where(visible, scores.astype(jnp.float32), FORBIDDEN)
+        row, column = rows.first + _count(q.shape[1])[:, None], _count(k.shape[1])
+        logits = _mask(scores.astype(jnp.float32), row, column, rows.window, _slopes(q, scoring, 2))
         probabilities = jax.nn.softmax(logits, axis=-1).astype(run.scores)
         probabilities = dropout(probabilities, rate, key)
     with jax.named_scope("values"):
@@ -51,28 +85,30 @@ def materialised(
 
 @dataclass(frozen=True)
 class Blocks:
-    """Rows per block of queries and keys, the dropout rate, and the type in which probabilities meet V."""
+    """Rows per block of queries and keys, the dropout rate, the type in which probabilities meet V, and the scoring."""
 
     query: int
     key: int
     rate: float
     scores: DTypeLike
+    scoring: Scoring
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
 def blockwise(
-    q: jax.Array, k: jax.Array, v: jax.Array, first_row: jax.Array, key: jax.Array | None, blocks: Blocks
-) -> jax.Array:
+    q: jax.Array, k: jax.Array, v: jax.Array, first_row: jax.Array, window: jax.Array | None, key: jax.Array | None,
+    blocks: Blocks,
+) -> jax.Array:  # fmt: skip
     """Attention over blocks with a running softmax (Dao et al. 2022, arXiv:2205.14135); shapes as in `attend`.
 
     Backward keeps q, k, v, the output and one log-sum-exp per row, and computes q k^T of each block once more (scope
     `replay`): five contractions per pair against two in forward.
     """
-    return _forward(q, k, v, first_row, key, blocks)[0]
+    return _forward(q, k, v, Rows(first_row, window), key, blocks)[0]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, first_row: jax.Array, key: jax.Array | None, blocks: Blocks
+    q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows, key: jax.Array | None, blocks: Blocks
 ) -> tuple[jax.Array, jax.Array]:
     """Return the output and the log-sum-exp of each row, `[b, s, k, g]` in fp32."""
     keys, values = _split(k, blocks.key), _split(v, blocks.key)
@@ -84,9 +120,10 @@ def _forward(
             highest, total, mixed = state
             j, k_block, v_block = item
             with jax.named_scope("scores"):
-                scores = _scores(query, k_block)
+                scores = _scores(query, k_block, blocks)
+            scores = softcap(scores, blocks.scoring.softcap)
             with jax.named_scope("softmax"):
-                scores = _mask(scores, first_row, i, j, blocks)
+                scores = _mask_block(scores, query, rows, i, j, blocks)
                 new = jnp.maximum(highest, jnp.max(scores, axis=-1))
                 shrink = jnp.exp(highest - new)
                 weights = jnp.exp(scores - new[..., None])
@@ -108,20 +145,22 @@ def _forward(
 
 
 def _forward_rule(
-    q: jax.Array, k: jax.Array, v: jax.Array, first_row: jax.Array, key: jax.Array | None, blocks: Blocks
-) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
-    out, lse = _forward(q, k, v, first_row, key, blocks)
-    return out, (q, k, v, first_row, key, out, lse)
+    q: jax.Array, k: jax.Array, v: jax.Array, first_row: jax.Array, window: jax.Array | None, key: jax.Array | None,
+    blocks: Blocks,
+) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:  # fmt: skip
+    out, lse = _forward(q, k, v, Rows(first_row, window), key, blocks)
+    return out, (q, k, v, first_row, window, key, out, lse)
 
 
 def _backward_rule(blocks: Blocks, saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array | None, ...]:
     """Return the cotangents of q, k, v.
 
     With P = exp(S - lse): dV = P^T dO, dP = dO V^T, dS = P * (dP - rowsum(dO * O)), dQ = dS K, dK = dS^T Q. Dropout
-    multiplies P in dV and dP by the same mask; rowsum(P * dP) remains rowsum(dO * O).
+    multiplies P in dV and dP by the same mask; rowsum(P * dP) remains rowsum(dO * O). A soft cap S = c tanh(z / c)
+    multiplies dS by 1 - (S / c)^2.
     """
-    q, k, v, first_row, key, out, lse = saved
-    scale = q.shape[-1] ** -0.5
+    q, k, v, first_row, window, key, out, lse = saved
+    places, scoring = Rows(first_row, window), blocks.scoring
     with jax.named_scope("softmax"):
         delta = jnp.sum(g.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
     rows = tuple(_split(x, blocks.query) for x in (q, g, lse, delta))
@@ -135,9 +174,10 @@ def _backward_rule(blocks: Blocks, saved: tuple[jax.Array, ...], g: jax.Array) -
             i, query, dout, row_lse, row_delta = item
             with jax.named_scope("replay"):
                 with jax.named_scope("scores"):
-                    scores = _scores(query, k_block)
+                    scores = _scores(query, k_block, blocks)
+                scores = softcap(scores, scoring.softcap)
                 with jax.named_scope("softmax"):
-                    weights = jnp.exp(_mask(scores, first_row, i, j, blocks) - row_lse[..., None])
+                    weights = jnp.exp(_mask_block(scores, query, places, i, j, blocks) - row_lse[..., None])
             block_key = _block_key(key, i, j, k)
             with jax.named_scope("values"):
                 kept = dropout(weights, blocks.rate, block_key).astype(blocks.scores)
@@ -145,7 +185,12 @@ def _backward_rule(blocks: Blocks, saved: tuple[jax.Array, ...], g: jax.Array) -
                 dp = jnp.einsum("bskge,btke->bskgt", dout, v_block, preferred_element_type=jnp.float32)
             with jax.named_scope("softmax"):
                 dp = dropout(dp, blocks.rate, block_key)
-                ds = (weights * (dp - row_delta[..., None]) * scale).astype(blocks.scores)
+                ds = weights * (dp - row_delta[..., None])
+            if scoring.softcap is not None:
+                with jax.named_scope("softcap"):
+                    ds = ds * (1 - jnp.square(scores / scoring.softcap))
+            with jax.named_scope("softmax"):
+                ds = (ds * scoring.scale).astype(blocks.scores)
             with jax.named_scope("scores"):
                 dk = dk + jnp.einsum("bskgt,bskge->btke", ds, query, preferred_element_type=jnp.float32)
                 return (dk, dv), jnp.einsum("bskgt,btke->bskge", ds, k_block, preferred_element_type=jnp.float32)
@@ -156,26 +201,48 @@ def _backward_rule(blocks: Blocks, saved: tuple[jax.Array, ...], g: jax.Array) -
 
     keys, values = _split(k, blocks.key), _split(v, blocks.key)
     dq, (dk, dv) = jax.lax.scan(column, jnp.zeros(rows[0].shape), (jnp.arange(len(keys)), keys, values))
-    return _join(dq).astype(q.dtype), _join(dk).astype(k.dtype), _join(dv).astype(v.dtype), None, None
+    return _join(dq).astype(q.dtype), _join(dk).astype(k.dtype), _join(dv).astype(v.dtype), None, None, None
 
 
 blockwise.defvjp(_forward_rule, _backward_rule)
 
 
-def _scores(query: jax.Array, key: jax.Array) -> jax.Array:
+def _scores(query: jax.Array, key: jax.Array, blocks: Blocks) -> jax.Array:
     scores: jax.Array = jnp.einsum("bskge,btke->bskgt", query, key, preferred_element_type=jnp.float32)
-    return scores * float(query.shape[-1] ** -0.5)
+    return scores * blocks.scoring.scale
 
 
-def _mask(scores: jax.Array, first_row: jax.Array, i: jax.Array, j: jax.Array, blocks: Blocks) -> jax.Array:
-    visible = _visible(first_row + i * blocks.query, blocks.query, j * blocks.key, blocks.key)
-    return jnp.where(visible[:, None, None, :], scores, FORBIDDEN)
+def _mask_block(
+    scores: jax.Array, query: jax.Array, rows: Rows, i: jax.Array, j: jax.Array, blocks: Blocks
+) -> jax.Array:
+    row = rows.first + i * blocks.query + _count(blocks.query)[:, None, None, None]
+    column = j * blocks.key + _count(blocks.key)
+    return _mask(scores, row, column, rows.window, _slopes(query, blocks.scoring, 1))
 
 
-def _visible(first_row: jax.Array, rows: int, first_column: jax.Array | int, columns: int) -> jax.Array:
-    """Return the boolean `[rows, columns]` of key rows not ahead of their query."""
-    row = first_row + jax.lax.broadcasted_iota(jnp.int32, (rows, columns), 0)
-    return first_column + jax.lax.broadcasted_iota(jnp.int32, (rows, columns), 1) <= row
+def _mask(
+    scores: jax.Array, row: jax.Array, column: jax.Array, window: jax.Array | None, slope: np.ndarray | None
+) -> jax.Array:
+    """Subtract slope times distance and hide what a row does not see; all broadcast to the scores."""
+    if slope is not None:
+        scores = scores + slope * (column - row).astype(jnp.float32)
+    return jnp.where(_visible(row, column, window), scores, FORBIDDEN)
+
+
+def _visible(row: jax.Array, column: jax.Array, window: jax.Array | None) -> jax.Array:
+    """Whether a key row is not ahead of the query row and, with a window w, among the w rows that end at it."""
+    visible = column <= row
+    return visible if window is None else visible & (row - column < window)
+
+
+def _slopes(query: jax.Array, scoring: Scoring, after: int) -> np.ndarray | None:
+    """The slopes `[k, g]` of the heads of `[b, s, k, g, e]`, with `after` more axes; None without linear biases."""
+    kv_heads, group = query.shape[2], query.shape[3]
+    return slopes(kv_heads * group).reshape(kv_heads, group, *(1,) * after) if scoring.alibi else None
+
+
+def _count(rows: int) -> jax.Array:
+    return jnp.arange(rows, dtype=jnp.int32)
 
 
 def _block_key(key: jax.Array | None, i: jax.Array, j: jax.Array, k: jax.Array) -> jax.Array | None:

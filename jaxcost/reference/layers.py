@@ -1,7 +1,8 @@
 """The parts of a layer that own weights: linear maps, norms, the MLP; and `Run`, what they need to know about a step.
 
 Weights are stored as declared by the model (fp32 or bf16) and cast where they are used. A linear map is one einsum over
-named axes, so it is one contraction of the compiled program. Norms compute in fp32.
+named axes, so it is one contraction of the compiled program; fused storage only changes where its weight lies. Norms
+compute in fp32.
 """
 
 from __future__ import annotations
@@ -41,59 +42,109 @@ class Run:
     key_block: int
     dropout: Dropout
     vocabulary_size: int
+    embedding_scale: float | None
+    sinusoidal: bool
+    position_offset: int
+    logit_softcap: float | None
     layout: Layout
 
 
-class Linear(eqx.Module):
-    """y = x W + b under the scope `name`. `inputs` and `outputs` are the axis letters of W, e.g. "d" and "he"."""
+class Packed(eqx.Module):
+    """Several linear maps in one array `[d, parts]` or `[d, parts, e]`, and their biases where all have one."""
 
     weight: jax.Array
+    bias: jax.Array | None
+
+    def cut(self, start: int, size: int) -> Packed:
+        """Return the parts from `start` on; the axis cut is the second of the weight, the first of the bias."""
+        weight = jax.lax.slice_in_dim(self.weight, start, start + size, axis=1)
+        bias = None if self.bias is None else jax.lax.slice_in_dim(self.bias, start, start + size, axis=0)
+        return Packed(weight, bias)
+
+
+class Linear(eqx.Module):
+    """y = x W + b under the scope `name`. `inputs` and `outputs` are the axis letters of W, e.g. "d" and "he".
+
+    A map in fused storage has no weight of its own, and a bias only where the packed array holds none.
+    """
+
+    weight: jax.Array | None
     bias: jax.Array | None
     name: str = eqx.field(static=True)
     inputs: str = eqx.field(static=True)
     outputs: str = eqx.field(static=True)
 
-    def __call__(self, x: jax.Array, run: Run) -> jax.Array:
-        """Map `[b, s, *inputs]` to `[b, s, *outputs]` in the compute type."""
+    def __call__(
+        self, x: jax.Array, run: Run, packed: Packed | None = None, place: tuple[int, int] = (0, 0)
+    ) -> jax.Array:
+        """Map `[b, s, *inputs]` to `[b, s, *outputs]` in the compute type; `place` is (start, size) in `packed`."""
         with jax.named_scope(self.name):
             axes = self.inputs + self.outputs
-            weight = run.layout.use(self.weight.astype(run.compute), axes)
+            stored, bias = self.weight, self.bias
+            if packed is not None:
+                piece = packed.cut(*place)
+                stored, bias = piece.weight, bias if piece.bias is None else piece.bias
+            assert stored is not None
+            weight = run.layout.use(stored.astype(run.compute), axes)
             y = jnp.einsum(f"bs{self.inputs},{axes}->bs{self.outputs}", x, weight)
-            if self.bias is not None:
-                y = y + self.bias.astype(run.compute)
+            if bias is not None:
+                y = y + bias.astype(run.compute)
             return run.layout.pin(y, "bs" + self.outputs)
 
 
 class Norm(eqx.Module):
-    """Root mean square norm (Zhang & Sennrich 2019, arXiv:1910.07467) or, `centred`, layer norm (arXiv:1607.06450)."""
+    """Root mean square norm (Zhang & Sennrich 2019, arXiv:1910.07467) or, `centred`, layer norm (arXiv:1607.06450).
+
+    `axes` are the letters of what is normalised, over its last `width` axes. `offset` is added to the learned scale.
+    """
 
     scale: jax.Array | None
     bias: jax.Array | None
     name: str = eqx.field(static=True)
     centred: bool = eqx.field(static=True)
     epsilon: float = eqx.field(static=True)
+    offset: float = eqx.field(static=True)
+    axes: str = eqx.field(static=True)
+    width: int = eqx.field(static=True)
 
     def __call__(self, x: jax.Array, run: Run) -> jax.Array:
-        """Normalise `[..., d]` over its last axis."""
+        """Normalise; shapes are kept, the result is in the compute type."""
+        over = tuple(range(-self.width, 0))
         with jax.named_scope(self.name):
             y = x.astype(jnp.float32)
             if self.centred:
-                y = y - jnp.mean(y, axis=-1, keepdims=True)
-            y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + self.epsilon)
+                y = y - jnp.mean(y, axis=over, keepdims=True)
+            y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=over, keepdims=True) + self.epsilon)
             if self.scale is not None:
-                y = y * self.scale.astype(jnp.float32)
+                scale = self.scale.astype(jnp.float32)
+                y = y * (scale + self.offset if self.offset else scale)
             if self.bias is not None:
                 y = y + self.bias.astype(jnp.float32)
-            return run.layout.pin(y.astype(run.compute), "bsd")
+            return run.layout.pin(y.astype(run.compute), self.axes)
+
+
+def normed(norm: Norm | None, x: jax.Array, run: Run) -> jax.Array:
+    """Return norm(x), or x where there is no norm."""
+    return x if norm is None else norm(x, run)
+
+
+def softcap(x: jax.Array, cap: float | None) -> jax.Array:
+    """Bound x to (-cap, cap) by cap tanh(x / cap), in fp32 (Gemma 2, arXiv:2408.00118, section 2)."""
+    if cap is None:
+        return x
+    with jax.named_scope("softcap"):
+        return (cap * jnp.tanh(x.astype(jnp.float32) / cap)).astype(x.dtype)
 
 
 class Mlp(eqx.Module):
     """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202), or down(act(up(x))) without a gate."""
 
+    gate_up: Packed | None
     gate: Linear | None
     up: Linear
     down: Linear
     activation: str = eqx.field(static=True)
+    inner: int = eqx.field(static=True)
 
     def __call__(self, x: jax.Array, run: Run) -> jax.Array:
         """Map `[b, s, d]` to `[b, s, d]`."""
@@ -104,7 +155,8 @@ class Mlp(eqx.Module):
                 with jax.named_scope("activation"):
                     inner = act(up)
             else:
-                gate, up = self.gate(x, run), self.up(x, run)
+                gate = self.gate(x, run, self.gate_up, (0, self.inner))
+                up = self.up(x, run, self.gate_up, (self.inner, self.inner))
                 with jax.named_scope("activation"):
                     inner = act(gate) * up
             return self.down(inner, run)

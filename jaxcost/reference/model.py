@@ -3,11 +3,11 @@
 One declaration builds every form of the model. `build(case, make)` calls `make` once per stored array with what is
 known of it (`Parameter`: scope, name, axes, shape, dtype) and puts what it returns at that place of the tree; so the
 abstract model, a random one, the axes and the shardings are the same tree with different leaves. Nothing is allocated
-unless `make` allocates.
+unless `make` allocates. An absent part is None at its place.
 
 Paths read like scopes. Scanned layers are one `Layer` whose arrays have a leading `layer` axis, at
 `.groups[0].attn.q_proj.weight`; unrolled layers are a tuple, at `.groups[0][3].attn.q_proj.weight`. A tied head has no
-array of its own: the token table is used twice.
+array of its own: the token table is used twice. Fused storage has one array at `.attn.qkv` or `.mlp.gate_up`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import jax.numpy as jnp
 
 from jaxcost.contracts import architecture as declared
 from jaxcost.contracts.case import Case
-from jaxcost.reference.attention import attend
+from jaxcost.reference.attention import Rows, Scoring, attend
 from jaxcost.reference.cache import Cache
-from jaxcost.reference.layers import JAX_DTYPES, Linear, Mlp, Norm, Run, dropout
-from jaxcost.reference.rotary import rotate
+from jaxcost.reference.layers import JAX_DTYPES, Linear, Mlp, Norm, Packed, Run, dropout, normed, softcap
+from jaxcost.reference.rotary import rotate, sinusoid
 from jaxcost.reference.sharding import LOOKED_UP, STORED_WEIGHT
 from jaxcost.reference.support import require_known_architecture
 
@@ -50,7 +50,8 @@ class Place:
     """Where a layer stands in a step.
 
     `first_row` is the position of its first row, `angles` its rotary angles, `layers_before` the layers of earlier
-    groups, `layer` its number in the group, `key` its dropout key.
+    groups, `layer` its number in the group, `window` how many rows its queries see (None: all, in every layer of the
+    group), `key` its dropout key.
     """
 
     first_row: jax.Array
@@ -58,6 +59,7 @@ class Place:
     layers_before: int = 0
     cache: Cache | None = None
     layer: jax.Array | int = 0
+    window: jax.Array | None = None
     key: jax.Array | None = None
 
     def site_key(self, site: int) -> jax.Array | None:
@@ -66,81 +68,141 @@ class Place:
 
 
 class Attention(eqx.Module):
-    """Grouped-query attention with separate projections."""
+    """Grouped-query attention."""
 
+    qkv: Packed | None
     q_proj: Linear
     k_proj: Linear
     v_proj: Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
     o_proj: Linear
+    heads: tuple[int, int] = eqx.field(static=True)
+    scoring: Scoring = eqx.field(static=True)
+    interleaved: bool = eqx.field(static=True)
 
     def __call__(self, x: jax.Array, place: Place, run: Run) -> tuple[jax.Array, Cache]:
         """Map `[b, s, d]` to `[b, s, d]`; also return the rows of K and V, or the cache with them written."""
+        heads, kv_heads = self.heads
         with jax.named_scope("attn"):
-            q, k, v = self.q_proj(x, run), self.k_proj(x, run), self.v_proj(x, run)
+            q = self.q_proj(x, run, self.qkv, (0, heads))
+            k = self.k_proj(x, run, self.qkv, (heads, kv_heads))
+            v = self.v_proj(x, run, self.qkv, (heads + kv_heads, kv_heads))
+            q, k = normed(self.q_norm, q, run), normed(self.k_norm, k, run)
             with jax.named_scope("rotary"):
-                q, k = rotate(q, place.angles), rotate(k, place.angles)
+                q, k = (rotate(part, place.angles, self.interleaved) for part in (q, k))
             if place.cache is None:
                 cache = Cache(k.astype(run.cache), v.astype(run.cache))
             else:
                 with jax.named_scope("cache"):
                     cache = place.cache.write(k, v, place.first_row, place.layer)
                     k, v = (rows.astype(run.compute) for rows in cache.read(place.layer))
-            batch, rows, heads, width = q.shape
-            grouped = q.reshape(batch, rows, k.shape[2], heads // k.shape[2], width)
-            mixed = attend(grouped, k, v, place.first_row, run, run.dropout.attention, place.site_key(0))
+            batch, rows, _, width = q.shape
+            grouped = q.reshape(batch, rows, kv_heads, heads // kv_heads, width)
+            where = Rows(place.first_row, place.window)
+            mixed = attend(grouped, k, v, where, self.scoring, run, run.dropout.attention, place.site_key(0))
             mixed = run.layout.pin(mixed.reshape(q.shape), "bshe")
             return self.o_proj(mixed, run), cache
 
 
 class Layer(eqx.Module):
-    """x + attn(norm(x)), then x + mlp(norm(x))."""
+    """One layer, in the forms of `declared.Layer`.
 
-    attn_norm: Norm
+    Which norms there are decides the form, but for two: `post` norms the sums instead of the branches, and `parallel`
+    adds both branches to the layer's input; they share the first norm where there is no second.
+    """
+
+    attn_norm: Norm | None
     attn: Attention
-    mlp_norm: Norm
+    attn_post_norm: Norm | None
+    mlp_norm: Norm | None
     mlp: Mlp
+    mlp_post_norm: Norm | None
+    residual: declared.Residual = eqx.field(static=True)
 
     def __call__(self, x: jax.Array, place: Place, run: Run) -> tuple[jax.Array, Cache]:
         """Map `[b, s, d]` to `[b, s, d]`; also return the layer's cache."""
-        out, cache = self.attn(self.attn_norm(x, run), place, run)
+        first = normed(self.attn_norm, x, run)
+        out, cache = self.attn(first, place, run)
+        if self.residual == "parallel":
+            other = self.mlp(first if self.mlp_norm is None else self.mlp_norm(x, run), run)
+            return self._add(x, (out, other), (1, 2), place, run), cache
+        x = self._join(x, out, self.attn_post_norm, 1, place, run)
+        out = self.mlp(normed(self.mlp_norm, x, run), run)
+        return self._join(x, out, self.mlp_post_norm, 2, place, run), cache
+
+    def _join(self, x: jax.Array, out: jax.Array, norm: Norm | None, site: int, place: Place, run: Run) -> jax.Array:
+        """Add one branch to the stream, with the norm that follows it: of the sum, or of the branch."""
+        if self.residual == "post":
+            return normed(norm, self._add(x, (out,), (site,), place, run), run)
+        if norm is None:
+            return self._add(x, (out,), (site,), place, run)
         with jax.named_scope("residual"):
-            x = run.layout.pin(x + dropout(out, run.dropout.residual, place.site_key(1)), "bsd")
-        out = self.mlp(self.mlp_norm(x, run), run)
+            out = dropout(out, run.dropout.residual, place.site_key(site))
+        out = norm(out, run)
         with jax.named_scope("residual"):
-            return run.layout.pin(x + dropout(out, run.dropout.residual, place.site_key(2)), "bsd"), cache
+            return run.layout.pin(x + out, "bsd")
+
+    def _add(
+        self, x: jax.Array, branches: tuple[jax.Array, ...], sites: tuple[int, ...], place: Place, run: Run
+    ) -> jax.Array:
+        with jax.named_scope("residual"):
+            for out, site in zip(branches, sites, strict=True):
+                x = x + dropout(out, run.dropout.residual, place.site_key(site))
+            return run.layout.pin(x, "bsd")
 
 
 class Table(eqx.Module):
-    """A lookup table `[v, d]` (tokens) or `[p, d]` (positions)."""
+    """A lookup table `[v, w]` (tokens) or `[p, d]` (positions)."""
 
     weight: jax.Array
 
 
 class Embedding(eqx.Module):
-    """Token table and, where the model has one, a learned position table."""
+    """Tokens looked up, scaled, projected to the hidden width; positions added; then a norm. Only tokens are a must.
+
+    The columns of the token table are named w where a projection follows, d otherwise.
+    """
 
     tokens: Table
     positions: Table | None
+    project_in: Linear | None
+    norm: Norm | None
 
-    def __call__(self, tokens: jax.Array, first_row: jax.Array | int, run: Run, key: jax.Array | None) -> jax.Array:
+    def __call__(self, tokens: jax.Array, first_row: jax.Array, run: Run, key: jax.Array | None) -> jax.Array:
         """Return `[b, s, d]` in the compute type for token ids `[b, s]` at positions from `first_row` on."""
         with jax.named_scope("embed"):
-            with jax.named_scope("tokens"):
-                ids = run.layout.pin(tokens, "bs", LOOKED_UP)
-                table = run.layout.pin(self.tokens.weight, "vd", STORED_WEIGHT)
-                x = run.layout.pin(jnp.take(table, ids, axis=0, mode="clip"), "bsd", LOOKED_UP)
-                x = run.layout.pin(x.astype(run.compute), "bsd")
-            if self.positions is not None:
-                with jax.named_scope("positions"):
-                    rows = jax.lax.dynamic_slice_in_dim(self.positions.weight, first_row, tokens.shape[1], axis=0)
+            x = self._look_up(tokens, run)
+            if run.embedding_scale is not None:
+                with jax.named_scope("scale"):
+                    x = x * jnp.asarray(run.embedding_scale, run.compute)
+            if self.project_in is not None:
+                x = self.project_in(x, run)
+            with jax.named_scope("positions"):
+                if self.positions is not None:
+                    start = first_row + run.position_offset
+                    rows = jax.lax.dynamic_slice_in_dim(self.positions.weight, start, tokens.shape[1], axis=0)
                     x = x + run.layout.use(rows.astype(run.compute), "sd")
+                elif run.sinusoidal:
+                    places = first_row + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+                    x = x + sinusoid(places, x.shape[-1]).astype(run.compute)
+            x = normed(self.norm, x, run)
             return run.layout.pin(dropout(x, run.dropout.embedding, key), "bsd")
+
+    def _look_up(self, tokens: jax.Array, run: Run) -> jax.Array:
+        width = "d" if self.project_in is None else "w"
+        with jax.named_scope("tokens"):
+            ids = run.layout.pin(tokens, "bs", LOOKED_UP)
+            table = run.layout.pin(self.tokens.weight, "v" + width, STORED_WEIGHT)
+            x = run.layout.pin(jnp.take(table, ids, axis=0, mode="clip"), "bs" + width, LOOKED_UP)
+            return run.layout.pin(x.astype(run.compute), "bs" + width)
 
 
 class Head(eqx.Module):
-    """The output projection `[d, v]` of an untied model."""
+    """What the head stores: its matrix `[w, v]` unless tied, and the projection before it where there is one."""
 
-    weight: jax.Array
+    project_out: Linear | None
+    weight: jax.Array | None
 
 
 class Decoder(eqx.Module):
@@ -148,19 +210,23 @@ class Decoder(eqx.Module):
 
     embed: Embedding
     groups: tuple[Layer | tuple[Layer, ...], ...]
-    final_norm: Norm
+    final_norm: Norm | None
     head: Head | None
 
     def logits(self, x: jax.Array, run: Run) -> jax.Array:
         """Return `[b, s, v]` in the logits type for `[b, s, d]`; padding rows of the vocabulary are masked."""
-        x = self.final_norm(x, run)
+        x = normed(self.final_norm, x, run)
         with jax.named_scope("head"):
-            if self.head is None:
-                weight, axes = self.embed.tokens.weight, "vd"
+            width = "d"
+            if self.head is not None and self.head.project_out is not None:
+                x, width = self.head.project_out(x, run), "w"
+            if self.head is None or self.head.weight is None:
+                weight, axes = self.embed.tokens.weight, "v" + width
             else:
-                weight, axes = self.head.weight, "dv"
+                weight, axes = self.head.weight, width + "v"
             weight = run.layout.use(weight.astype(run.compute), axes)
-            logits = jnp.einsum(f"bsd,{axes}->bsv", x, weight, preferred_element_type=run.logits)
+            logits = jnp.einsum(f"bs{width},{axes}->bsv", x, weight, preferred_element_type=run.logits)
+            logits = softcap(logits, run.logit_softcap)
             if logits.shape[-1] > run.vocabulary_size:
                 column = jax.lax.broadcasted_iota(jnp.int32, (1, 1, logits.shape[-1]), 2)
                 logits = jnp.where(column < run.vocabulary_size, logits, jnp.finfo(run.logits).min)
@@ -176,7 +242,7 @@ def build(case: Case, make: Make) -> Decoder:
     require_known_architecture(case)
     arch = case.architecture
     dtype = JAX_DTYPES[case.state.parameter_dtype]
-    sizes = {"d": arch.hidden_size, "v": case.vocabulary_rows}
+    sizes = {"d": arch.hidden_size, "v": case.vocabulary_rows, "w": arch.table_width}
     if arch.learned_positions is not None:
         sizes["p"] = arch.learned_positions.rows
 
@@ -191,53 +257,101 @@ def build(case: Case, make: Make) -> Decoder:
         attention = group.layer.attention
         extents = {
             **sizes, "layer": group.repeat, "h": attention.query_heads, "k": attention.kv_heads,
-            "e": attention.head_dim, "f": group.layer.mlp.width,
+            "e": attention.head_dim, "f": group.layer.mlp.width, "u": 2 * group.layer.mlp.width,
+            "n": attention.query_heads + 2 * attention.kv_heads,
         }  # fmt: skip
         scanned = case.execution.layers == "scan"
         inside = partial(leaf, f"group{index}/", ("layer",) if scanned else (), extents)
         layers = [_layer(group.layer, inside) for _ in range(1 if scanned else group.repeat)]
         groups.append(layers[0] if scanned else tuple(layers))
     outside = partial(leaf, "", (), sizes)
-    tokens = Table(outside("embed/tokens", "weight", "vd"))
-    positions = Table(outside("embed/positions", "weight", "pd")) if arch.learned_positions else None
+    projected = arch.embedding_width is not None
+    width = "w" if projected else "d"
+    weight = None if arch.tied else outside("head", "weight", width + "v")
+    project_out = _linear(outside, "head/project_out", "d", "w") if projected else None
     return Decoder(
-        embed=Embedding(tokens, positions),
+        embed=Embedding(
+            tokens=Table(outside("embed/tokens", "weight", "v" + width)),
+            positions=Table(outside("embed/positions", "weight", "pd")) if arch.learned_positions else None,
+            project_in=_linear(outside, "embed/project_in", "w", "d") if projected else None,
+            norm=_norm(outside, "embed/norm", arch.embedding_norm),
+        ),
         groups=tuple(groups),
-        final_norm=_norm("final_norm", arch.final_norm, outside),
-        head=None if arch.tied else Head(outside("head", "weight", "dv")),
+        final_norm=_norm(outside, "final_norm", arch.final_norm),
+        head=None if weight is None and project_out is None else Head(project_out, weight),
     )
 
 
-def _layer(layer: declared.Layer, leaf: Callable[[str, str, str], Any]) -> Layer:
-    attention, mlp = layer.attention, layer.mlp
+Leaf = Callable[[str, str, str], Any]
 
-    def linear(scope: str, inputs: str, outputs: str, bias: bool) -> Linear:
-        weight = leaf(scope, "weight", inputs + outputs)
-        return Linear(weight, leaf(scope, "bias", outputs) if bias else None, scope.split("/")[-1], inputs, outputs)
 
+def _layer(layer: declared.Layer, leaf: Leaf) -> Layer:
     return Layer(
-        attn_norm=_norm("attn_norm", layer.attention_norm, leaf),
-        attn=Attention(
-            q_proj=linear("attn/q_proj", "d", "he", attention.query_bias),
-            k_proj=linear("attn/k_proj", "d", "ke", attention.key_bias),
-            v_proj=linear("attn/v_proj", "d", "ke", attention.value_bias),
-            o_proj=linear("attn/o_proj", "he", "d", attention.output_bias),
-        ),
-        mlp_norm=_norm("mlp_norm", layer.mlp_norm, leaf),
-        mlp=Mlp(
-            gate=linear("mlp/gate", "d", "f", mlp.bias) if mlp.form == "gated" else None,
-            up=linear("mlp/up", "d", "f", mlp.bias),
-            down=linear("mlp/down", "f", "d", mlp.bias),
-            activation=mlp.activation,
-        ),
+        attn_norm=_norm(leaf, "attn_norm", layer.attention_norm),
+        attn=_attention(layer.attention, leaf),
+        attn_post_norm=_norm(leaf, "attn_post_norm", layer.attention_post_norm),
+        mlp_norm=_norm(leaf, "mlp_norm", layer.mlp_norm),
+        mlp=_mlp(layer.mlp, leaf),
+        mlp_post_norm=_norm(leaf, "mlp_post_norm", layer.mlp_post_norm),
+        residual=layer.residual,
     )
 
 
-def _norm(scope: str, norm: declared.Norm | None, leaf: Callable[[str, str, str], Any]) -> Norm:
-    assert norm is not None  # support.py refuses a case without it
-    scale = leaf(scope, "scale", "d") if norm.scale else None
-    bias = leaf(scope, "bias", "d") if norm.bias else None
-    return Norm(scale, bias, scope, norm.kind == "layer", norm.epsilon)
+def _attention(attention: declared.Attention, leaf: Leaf) -> Attention:
+    biases = (attention.query_bias, attention.key_bias, attention.value_bias)
+    qkv, own = None, biases
+    if attention.storage == "fused":
+        qkv = Packed(leaf("attn/qkv", "weight", "dne"), leaf("attn/qkv", "bias", "ne") if all(biases) else None)
+        own = (False, False, False) if all(biases) else biases
+    names = zip(("q", "k", "v"), ("he", "ke", "ke"), own, strict=True)
+    q, k, v = (_linear(leaf, f"attn/{n}_proj", "d", out, bias, stored=qkv is None) for n, out, bias in names)
+    over, qk = (attention.qk_norm.over, attention.qk_norm.norm) if attention.qk_norm else ("head", None)
+    return Attention(
+        qkv=qkv,
+        q_proj=q,
+        k_proj=k,
+        v_proj=v,
+        q_norm=_norm(leaf, "attn/q_norm", qk, "bshe", "he" if over == "width" else "e"),
+        k_norm=_norm(leaf, "attn/k_norm", qk, "bske", "ke" if over == "width" else "e"),
+        o_proj=_linear(leaf, "attn/o_proj", "he", "d", attention.output_bias),
+        heads=(attention.query_heads, attention.kv_heads),
+        scoring=Scoring(
+            attention.head_dim**-0.5 if attention.scale is None else attention.scale,
+            attention.score_softcap,
+            attention.alibi,
+        ),
+        interleaved=attention.rotary is not None and attention.rotary.interleaved,
+    )
+
+
+def _mlp(mlp: declared.Mlp, leaf: Leaf) -> Mlp:
+    fused = mlp.storage == "fused"
+    bias = mlp.bias and not fused
+    packed = None
+    if fused:
+        packed = Packed(leaf("mlp/gate_up", "weight", "du"), leaf("mlp/gate_up", "bias", "u") if mlp.bias else None)
+    return Mlp(
+        gate_up=packed,
+        gate=_linear(leaf, "mlp/gate", "d", "f", bias, stored=not fused) if mlp.form == "gated" else None,
+        up=_linear(leaf, "mlp/up", "d", "f", bias, stored=not fused),
+        down=_linear(leaf, "mlp/down", "f", "d", mlp.bias),
+        activation=mlp.activation,
+        inner=mlp.width,
+    )
+
+
+def _linear(leaf: Leaf, scope: str, inputs: str, outputs: str, bias: bool = False, stored: bool = True) -> Linear:
+    weight = leaf(scope, "weight", inputs + outputs) if stored else None
+    return Linear(weight, leaf(scope, "bias", outputs) if bias else None, scope.split("/")[-1], inputs, outputs)
+
+
+def _norm(leaf: Leaf, scope: str, norm: declared.Norm | None, axes: str = "bsd", over: str = "d") -> Norm | None:
+    if norm is None:
+        return None
+    scale = leaf(scope, "scale", over) if norm.scale else None
+    bias = leaf(scope, "bias", over) if norm.bias else None
+    offset = 1.0 if norm.unit_offset else 0.0
+    return Norm(scale, bias, scope.split("/")[-1], norm.kind == "layer", norm.epsilon, offset, axes, len(over))
 
 
 def abstract_model(case: Case) -> Decoder:
@@ -273,6 +387,6 @@ def init_model(case: Case, key: jax.Array) -> Decoder:
         fan_in = 1
         for axis, extent in zip(p.axes, p.shape, strict=True):
             fan_in *= extent if axis in inputs and axis != "layer" else 1
-        return (noise * (0.5 if p.scope.startswith("embed") else fan_in**-0.5)).astype(p.dtype)
+        return (noise * (0.5 if p.scope in ("embed/tokens", "embed/positions") else fan_in**-0.5)).astype(p.dtype)
 
     return build(case, make)

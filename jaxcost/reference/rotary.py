@@ -1,7 +1,8 @@
-"""Rotary positions (Su et al. 2021, arXiv:2104.09864) as Hugging Face Llama computes them.
+"""Positions that are computed: rotary angles (Su et al. 2021, arXiv:2104.09864) and the sinusoidal table.
 
-Coordinate i of the first half is paired with coordinate i of the second half, and the pair turns by
-position * theta^(-2i / dimensions). Llama 3 stretches the slow pairs for longer contexts.
+Rotary: coordinate i of the first half is paired with coordinate i of the second half, as Hugging Face Llama does, or
+interleaved, coordinate 2i with 2i + 1, as the paper and GPT-J do; pair i turns by position * theta^(-2i / dimensions).
+Llama 3 stretches the slow pairs for longer contexts.
 """
 
 from __future__ import annotations
@@ -40,13 +41,28 @@ def angles(rotary: Rotary | None, positions: jax.Array) -> tuple[jax.Array, jax.
     return jnp.cos(turned), jnp.sin(turned)
 
 
-def rotate(x: jax.Array, cosine_sine: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+def rotate(x: jax.Array, cosine_sine: tuple[jax.Array, jax.Array] | None, interleaved: bool = False) -> jax.Array:
     """Turn the leading coordinates of `[b, s, heads, e]`; the others pass."""
     if cosine_sine is None:
         return x
     cosine, sine = (part[None, :, None, :] for part in cosine_sine)
     half = cosine.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    first, second = first.astype(jnp.float32), second.astype(jnp.float32)
-    turned = (first * cosine - second * sine, second * cosine + first * sine)
-    return jnp.concatenate([*(part.astype(x.dtype) for part in turned), rest], axis=-1)
+    turning, rest = x[..., : 2 * half].astype(jnp.float32), x[..., 2 * half :]
+    if interleaved:
+        first, second = turning[..., 0::2], turning[..., 1::2]
+    else:
+        first, second = turning[..., :half], turning[..., half:]
+    pair = [part.astype(x.dtype) for part in (first * cosine - second * sine, second * cosine + first * sine)]
+    if interleaved:
+        pair = [jnp.stack(pair, axis=-1).reshape(turning.shape)]
+    return jnp.concatenate([*pair, rest], axis=-1)
+
+
+def sinusoid(positions: jax.Array, width: int) -> jax.Array:
+    """Return the fp32 table rows `[s, width]` of Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+
+    PE(p, 2i) = sin(p / 10000^(2i / width)) and PE(p, 2i + 1) = cos of the same; an odd width ends in a sine.
+    """
+    frequency = (10000.0 ** -(np.arange(0, width, 2) / width)).astype(np.float32)
+    turned = positions.astype(jnp.float32)[:, None] * frequency[None, :]
+    return jnp.stack([jnp.sin(turned), jnp.cos(turned)], axis=-1).reshape(len(positions), -1)[:, :width]

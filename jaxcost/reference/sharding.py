@@ -1,8 +1,9 @@
 """Sharding: one table from named axes to mesh axes, and the two ways of applying it.
 
 Every tensor of the network names its axes (`layer` scan stack, b batch, s rows, d hidden, h query heads, k K/V heads,
-e head width, f MLP width, v vocabulary rows, p position rows). The tables below say which mesh axes shard them. Mesh
-axes that a mesh does not have drop out.
+e head width, f MLP width, v vocabulary rows, p position rows, w columns of a token table narrower than the layers, n, u
+the cut axes of fused q, k, v and of fused gate and up). The tables below say which mesh axes shard them. Mesh axes that
+a mesh does not have drop out.
 
 `auto` shards the arguments and leaves the rest to the partitioner. `explicit` also pins, inside the program, what is
 otherwise a choice of the partitioner: each matrix is gathered over `fsdp` where it is used, its gradient is scattered
@@ -53,9 +54,9 @@ def make_mesh(case: Case, devices: Sequence[Any]) -> Mesh:
 
 
 def is_vector(axes: Sequence[str]) -> bool:
-    """Whether a parameter is a norm scale or a bias, which every device holds whole."""
+    """Whether a parameter is a norm scale or a bias (`[d]`, `[h, e]`, ...), which every device holds whole."""
     own = [axis for axis in axes if axis != "layer"]
-    return own == ["d"] or "d" not in own
+    return len(own) == 1 or not {"d", "v"} & set(own)
 
 
 @dataclass(frozen=True)

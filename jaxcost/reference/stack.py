@@ -12,8 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxcost.contracts.architecture import LayerGroup
 from jaxcost.contracts.case import Case
+from jaxcost.reference.attention import EVERYTHING
 from jaxcost.reference.cache import Cache
 from jaxcost.reference.layers import JAX_DTYPES, Run
 from jaxcost.reference.model import Decoder, Layer, Place
@@ -41,7 +44,7 @@ def make_run(case: Case, layout: Layout) -> Run:
     Raises:
         RejectedError: for what the network does not execute (see `support`).
     """
-    work, policy = case.workload, case.state
+    work, policy, arch = case.workload, case.state, case.architecture
     require_supported(case)
     compute, scores, logits, cache = (
         JAX_DTYPES[d] for d in (policy.compute_dtype, policy.score_dtype, policy.logits_dtype, policy.kv_dtype)
@@ -54,8 +57,12 @@ def make_run(case: Case, layout: Layout) -> Run:
         blockwise=work.attention == "blockwise",
         query_block=work.block_for(work.new_tokens),
         key_block=work.block_for(work.visible_tokens),
-        dropout=case.architecture.dropout,
-        vocabulary_size=case.architecture.vocabulary_size,
+        dropout=arch.dropout,
+        vocabulary_size=arch.vocabulary_size,
+        embedding_scale=arch.embedding_scale,
+        sinusoidal=arch.sinusoidal_positions,
+        position_offset=arch.learned_positions.offset if arch.learned_positions else 0,
+        logit_softcap=arch.logit_softcap,
         layout=layout,
     )
 
@@ -93,49 +100,66 @@ def hidden(
                 turned = angles(group.layer.attention.rotary, positions)
             place = Place(first_row, turned, layers_before, key=key)
             given = None if caches is None else caches[index]
-            x, cache = _group(layers, x, place, given, case.execution.remat, run)
+            x, cache = _group(layers, x, place, windows(group), given, case.execution.remat, run)
         written.append(cache)
         layers_before += group.repeat
     return x, tuple(written)
 
 
+def windows(group: LayerGroup) -> np.ndarray | None:
+    """Return the window of each layer, int32 `[repeat]`, `EVERYTHING` for full attention; None without windows."""
+    if not group.windows:
+        return None
+    return np.array([group.window(layer) or EVERYTHING for layer in range(group.repeat)], dtype=np.int32)
+
+
 def _group(
-    layers: Layer | tuple[Layer, ...], x: jax.Array, place: Place, cache: GroupCache | None, remat: str, run: Run
+    layers: Layer | tuple[Layer, ...],
+    x: jax.Array,
+    place: Place,
+    seen: np.ndarray | None,
+    cache: GroupCache | None,
+    remat: str,
+    run: Run,
 ) -> tuple[jax.Array, GroupCache]:
-    """Run one group."""
+    """Run one group; `seen` are the windows of its layers."""
     if isinstance(layers, tuple):
         pieces = []
         for number, layer in enumerate(layers):
             piece = cache[number] if isinstance(cache, tuple) else None
-            x, piece = _body(place, remat, run, loop=False)(layer, x, number, piece)
+            window = None if seen is None else jnp.asarray(seen[number])
+            x, piece = _body(place, remat, run, loop=False)(layer, x, number, window, piece)
             pieces.append(piece)
         return x, tuple(pieces)
 
     repeat = jax.tree.leaves(layers)[0].shape[0]
-    numbers = jnp.arange(repeat, dtype=jnp.int32)
+    items = (layers, jnp.arange(repeat, dtype=jnp.int32), None if seen is None else jnp.asarray(seen))
     body = _body(place, remat, run, loop=repeat > 1)
     if not isinstance(cache, Cache):
 
-        def fresh(x: jax.Array, item: tuple[Layer, jax.Array]) -> tuple[jax.Array, Cache]:
-            return body(item[0], x, item[1], None)
+        def fresh(x: jax.Array, item: Item) -> tuple[jax.Array, Cache]:
+            return body(item[0], x, item[1], item[2], None)
 
-        return jax.lax.scan(fresh, x, (layers, numbers))
+        return jax.lax.scan(fresh, x, items)
 
-    def carried(state: tuple[jax.Array, Cache], item: tuple[Layer, jax.Array]) -> tuple[tuple[jax.Array, Cache], None]:
-        return body(item[0], state[0], item[1], state[1]), None
+    def carried(state: tuple[jax.Array, Cache], item: Item) -> tuple[tuple[jax.Array, Cache], None]:
+        return body(item[0], state[0], item[1], item[2], state[1]), None
 
-    return jax.lax.scan(carried, (x, cache), (layers, numbers))[0]
+    return jax.lax.scan(carried, (x, cache), items)[0]
 
 
-Body = Callable[[Layer, jax.Array, "jax.Array | int", "Cache | None"], "tuple[jax.Array, Cache]"]
+Item = tuple[Layer, jax.Array, "jax.Array | None"]  # weights, number in the group, window
+Body = Callable[[Layer, jax.Array, "jax.Array | int", "jax.Array | None", "Cache | None"], "tuple[jax.Array, Cache]"]
 
 
 def _body(place: Place, remat: str, run: Run, *, loop: bool) -> Body:
-    """Return one layer as a function of its weights, input, number in the group and cache, recomputed as declared."""
+    """Return one layer, recomputed as declared: a function of weights, input, number in the group, window and cache."""
 
-    def plain(layer: Layer, x: jax.Array, number: jax.Array | int, cache: Cache | None) -> tuple[jax.Array, Cache]:
+    def plain(
+        layer: Layer, x: jax.Array, number: jax.Array | int, window: jax.Array | None, cache: Cache | None
+    ) -> tuple[jax.Array, Cache]:
         key = None if place.key is None else jax.random.fold_in(place.key, place.layers_before + 1 + number)
-        return layer(x, replace(place, cache=cache, layer=number, key=key), run)
+        return layer(x, replace(place, cache=cache, layer=number, window=window, key=key), run)
 
     if remat not in LAYER_POLICIES:
         return plain
