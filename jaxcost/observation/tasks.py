@@ -137,7 +137,7 @@ def parameters_section(case: Case) -> dict[str, Any]:
         repeat = leaf.shape[0] if record.axes[:1] == ("layer",) else 1
         entries.append({
             **leaf.to_dict(), "scope": record.scope, "repeat": repeat, "per_layer": leaf.scalars // repeat,
-            "trainable": case.workload.phase == "training" and not case.is_frozen(record.scope),
+            "trainable": not case.is_frozen(record.scope),
         })  # fmt: skip
     if case.architecture.tied:
         table = next(entry for entry in entries if entry["scope"] == "embed/tokens")

@@ -48,11 +48,11 @@ class Builder:
             scope = name.rsplit("/", 1)[0]
             storage = storage or name
             owner = storage.rsplit("/", 1)[0]
-            trainable = self.training and not self.case.is_frozen(owner)
+            trainable = not self.case.is_frozen(owner)
             repeat = 1 if self.group is None else self.sizes.repeats[self.group]
             dtype = self.case.state.parameter_dtype
             self.tensors[name] = Tensor(name, axes, dtype, "parameter", scope, self.group, repeat, storage, trainable)
-            if trainable:
+            if trainable and self.training:
                 self._graded.add(name)
         return name
 

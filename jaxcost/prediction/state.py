@@ -1,7 +1,8 @@
 """Numerical state: the objects of the policy, times the parameters each counts, over their lifetimes.
 
-Three populations are distinct: loaded (every unique scalar), trainable (those with a gradient) and updated (those the
-optimizer moves; here the same as trainable). Resident, optimizer and checkpoint bytes are three answers: gradients are
+Three populations are distinct: loaded (every unique scalar), trainable (those that nothing freezes) and updated (those
+an optimizer moves: the trainable ones in training, none elsewhere). Resident, optimizer and checkpoint bytes are
+three answers: gradients are
 resident and in no checkpoint, parameters are in a checkpoint and no optimizer state.
 """
 
@@ -63,6 +64,8 @@ def array_shape(item: StateObject, entry: Entry) -> tuple[Any, ...]:
 @lru_cache(maxsize=16)
 def population(program: Program, basis: str) -> tuple[Entry, ...]:
     """Return the unique parameter arrays of a population: `loaded`, `trainable` or `updated`."""
+    if basis == "updated" and program.case.workload.phase != "training":
+        return ()
     return tuple(item for item in entries(program) if not item.is_alias and (basis == "loaded" or item.trainable))
 
 

@@ -8,7 +8,6 @@ name; one without a prediction, or a prediction without a counter, is unmeasured
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,6 @@ def reconcile_supplied(prediction: Prediction, observation: Observation) -> Repo
     findings: list[Finding] = []
     if observation.tensors is not None:
         expected = expected_tensors(prediction.program, observation.layout)
-        if prediction.case.workload.phase != "training":
-            flag = _shared_flag(observation.tensors)
-            expected = tuple(replace(tensor, trainable=flag) for tensor in expected)
-            text = f"a {prediction.case.workload.phase} step trains nothing: one flag for all parameters is expected"
-            findings.append(Finding("trainability", f"{text}, most say {str(flag).lower()}"))
         schema, found = _schema_rows(expected, observation.tensors)
         rows += schema
         findings += found
@@ -66,16 +60,6 @@ def reconcile_supplied(prediction: Prediction, observation: Observation) -> Repo
         tuple(rows),
         tuple(findings),
     )
-
-
-def _shared_flag(seen: Sequence[ObservedTensor]) -> bool:
-    """Return the trainability that most parameters of a bundle carry.
-
-    A case without an optimizer does not say what would be trained, and nothing in it is frozen apart: a state mapping
-    may say true or false of all its parameters, but not both.
-    """
-    flags = [tensor.trainable for tensor in seen if tensor.kind == "parameter"]
-    return 2 * sum(flags) >= len(flags)
 
 
 def _schema_rows(expected: Sequence[ExpectedTensor], seen: Sequence[ObservedTensor]) -> tuple[list[Row], list[Finding]]:

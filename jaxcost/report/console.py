@@ -6,7 +6,8 @@ import os
 import sys
 
 from rich import box
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 PIPE_WIDTH = 160
@@ -21,9 +22,19 @@ def console() -> Console:
     return Console(width=width, highlight=False, soft_wrap=False, no_color=None if sys.stdout.isatty() else True)
 
 
+class NumberTable(Table):
+    """A table whose right-justified columns are never narrower than their numbers, however narrow the terminal."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for column in self.columns:
+            if column.justify == "right":
+                column.min_width = max((cell_len(str(cell)) for cell in column.cells), default=0)
+        yield from super().__rich_console__(console, options)
+
+
 def table(*columns: str, title: str = "", right: tuple[str, ...] = (), wrap: tuple[str, ...] = ()) -> Table:
     """Return an empty table; columns named in `right` hold numbers, those in `wrap` may break over lines."""
-    made = Table(
+    made = NumberTable(
         box=box.SIMPLE_HEAD,
         title=title or None,
         title_justify="left",

@@ -138,7 +138,7 @@ def unique_parameters(case: Case) -> int:
 
 
 def trainable_parameters(case: Case) -> int:
-    """Return the number of learned scalars that receive a gradient, without vocabulary padding."""
+    """Return the number of learned scalars that nothing freezes, without vocabulary padding."""
     return sum(tensor.scalars for tensor in tensors(case) if not case.is_frozen(tensor.scope))
 
 
