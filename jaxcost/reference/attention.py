@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxcost.reference import kernels
 from jaxcost.reference.layers import Run, dropout, softcap
 
 Pair = tuple[jax.Array, jax.Array]
@@ -58,6 +59,8 @@ def attend(
     key: jax.Array | None,
 ) -> jax.Array:  # fmt: skip
     """Return softmax(score(q, k)) v for q `[b, s, k, g, e]`, k and v `[b, t, k, e]`, as `[b, s, k, g, e]`."""
+    if run.kernel is not None:
+        return kernels.attend(q, k, v, scoring, run.kernel, run.layout)
     if run.blockwise:
         blocks = Blocks(run.query_block, run.key_block, rate if key is not None else 0.0, run.scores, scoring)
         return blockwise(q, k, v, rows.first, rows.window, key, blocks)

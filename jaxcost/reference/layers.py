@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxcost.contracts.architecture import Dropout
+from jaxcost.reference.kernels import Kernel
 from jaxcost.reference.sharding import Layout
 
 JAX_DTYPES = {
@@ -47,6 +48,7 @@ class Run:
     position_offset: int
     logit_softcap: float | None
     layout: Layout
+    kernel: Kernel | None = None
 
 
 class Packed(eqx.Module):

@@ -18,6 +18,7 @@ from jaxcost.contracts.architecture import LayerGroup
 from jaxcost.contracts.case import Case
 from jaxcost.reference.attention import EVERYTHING
 from jaxcost.reference.cache import Cache
+from jaxcost.reference.kernels import kernel_of
 from jaxcost.reference.layers import JAX_DTYPES, Run
 from jaxcost.reference.model import Decoder, Layer, Place
 from jaxcost.reference.rotary import angles
@@ -64,6 +65,7 @@ def make_run(case: Case, layout: Layout) -> Run:
         position_offset=arch.learned_positions.offset if arch.learned_positions else 0,
         logit_softcap=arch.logit_softcap,
         layout=layout,
+        kernel=kernel_of(case),
     )
 
 

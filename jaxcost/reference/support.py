@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from jaxcost.contracts import architecture as declared
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import Problem, RejectedError
+from jaxcost.contracts.kernels import kernel_problems
 from jaxcost.contracts.record import Record
 from jaxcost.reference.layers import JAX_DTYPES
 
@@ -62,9 +63,7 @@ def _architecture_problems(case: Case) -> Iterator[Problem]:
 
 def _step_problems(case: Case) -> Iterator[Problem]:
     work = case.workload
-    if work.attention not in ("materialised", "blockwise"):
-        rule = "library kernels are counted by the ledgers but not executed by this network"
-        yield Problem("workload.attention", work.attention, rule, "use materialised or blockwise")
+    yield from kernel_problems(case)
     if work.lengths is not None:
         rule = "this network runs full rectangles; ragged lengths are counted by the ledgers only"
         yield Problem("workload.lengths", list(work.lengths[:4]), rule, "leave lengths out")
