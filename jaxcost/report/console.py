@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 PIPE_WIDTH = 160
+NAME_WIDTH = 24
 
 
 def console() -> Console:
@@ -23,17 +24,20 @@ def console() -> Console:
 
 
 class NumberTable(Table):
-    """A table whose right-justified columns are never narrower than their numbers, however narrow the terminal."""
+    """A table that keeps its numbers, and a name of usual length in its first column, whole in a narrow terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for column in self.columns:
+        for index, column in enumerate(self.columns):
+            longest = max((cell_len(str(cell)) for cell in column.cells), default=0)
             if column.justify == "right":
-                column.min_width = max((cell_len(str(cell)) for cell in column.cells), default=0)
+                column.min_width = longest
+            elif index == 0:
+                column.min_width = min(longest, NAME_WIDTH)
         yield from super().__rich_console__(console, options)
 
 
-def table(*columns: str, title: str = "", right: tuple[str, ...] = (), wrap: tuple[str, ...] = ()) -> Table:
-    """Return an empty table; columns named in `right` hold numbers, those in `wrap` may break over lines."""
+def table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
+    """Return an empty table; columns named in `right` hold numbers, the others may break over lines."""
     made = NumberTable(
         box=box.SIMPLE_HEAD,
         title=title or None,
@@ -46,7 +50,7 @@ def table(*columns: str, title: str = "", right: tuple[str, ...] = (), wrap: tup
         made.add_column(
             name,
             justify="right" if name in right else "left",
-            no_wrap=name in right or name not in wrap,
+            no_wrap=name in right,
             overflow="fold",
         )
     return made

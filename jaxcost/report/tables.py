@@ -65,9 +65,7 @@ def show_models(rows: Sequence[Mapping[str, Any]]) -> None:
 def show_targets(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the targets, and for each missing compiler the line that adds it."""
     out = console()
-    made = table(
-        "target", "compiles here", "device memory", "example", "device", right=("device memory",), wrap=("device",)
-    )
+    made = table("target", "compiles here", "device memory", "example", "device", right=("device memory",))
     for row in rows:
         memory = row["device_memory_bytes"]
         here = Text("yes", style="green") if row["available"] else Text("no", style="yellow")
@@ -106,12 +104,11 @@ def show_manifest(body: Mapping[str, Any]) -> None:
         made.add_row(name, exact(value), about(value, "bytes" if "bytes" in name else "scalars"))
     out.print(made)
     if body["published"]:
-        made = table("published count", "relation", "residual", "source", right=("published count", "residual"),
-                     wrap=("relation", "source"))  # fmt: skip
+        made = table("published count", "relation", "residual", "source", right=("published count", "residual"))
         for item in body["published"]:
             made.add_row(exact(item["count"]), item["relation"], exact(item["residual"]), item["source"])
         out.print(made)
-    made = table("field", "value", wrap=("value",))
+    made = table("field", "value")
     hidden = ("name", "family", "huggingface_id", "source", "notes")
     for name, value in _fields({key: item for key, item in arch.items() if key not in hidden}):
         made.add_row(name, value)
@@ -128,7 +125,7 @@ def show_manifest(body: Mapping[str, Any]) -> None:
         out.print(made)
     if "formulas" in body:
         for phase, formulas in body["formulas"].items():
-            made = table(phase, "formula", wrap=("formula",))
+            made = table(phase, "formula")
             for name, formula in formulas.items():
                 made.add_row(name, formula)
             out.print(made)
@@ -185,7 +182,7 @@ def _show_ledger(out: Console, ledger: str, content: Mapping[str, Any]) -> None:
         out.print()
         return
     else:
-        made = table(title, "exact", "about", "unit", right=("exact", "about"), wrap=(title,))
+        made = table(title, "exact", "about", "unit", right=("exact", "about"))
         for column, width in zip(made.columns, (34, 20, 10), strict=False):
             column.min_width = width
         for name, value in values:
@@ -201,14 +198,14 @@ def _show_ledger(out: Console, ledger: str, content: Mapping[str, Any]) -> None:
 def _show_phases(
     out: Console, title: str, totals: Mapping[str, Any], by_phase: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    made = table(title, *by_phase, "total", right=(*by_phase, "total"), wrap=(title,))
+    made = table(title, *by_phase, "total", right=(*by_phase, "total"))
     for name, value in totals.items():
         made.add_row(name, *(exact(counts.get(name, 0)) for counts in by_phase.values()), exact(value))
     out.print(made)
 
 
 def _show_rows(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    made = table("object", "scope", "phase", "value", "unit", right=("value",), wrap=("object", "scope"))
+    made = table("object", "scope", "phase", "value", "unit", right=("value",))
     for row in rows:
         made.add_row(row["object"], row["scope"], row["phase"], exact(row["value"]), row["unit"])
     out.print(made)

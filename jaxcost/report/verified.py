@@ -41,7 +41,7 @@ def show_verify(data: Mapping[str, Any], rows: bool = False) -> None:
     for explained in data.get("explain", ()):
         _show_explained(out, explained)
     if data.get("failures"):
-        made = table("fault", "symptom", "check", "status", wrap=("fault", "symptom", "check"))
+        made = table("fault", "symptom", "check", "status")
         for row in data["failures"]:
             made.add_row(row["fault"], row["symptom"], row["check"], status_text(row["status"]))
         out.print(made)
@@ -89,7 +89,7 @@ def _show_explained(out: Console, explained: Mapping[str, Any]) -> None:
         shown = [
             name for name in rows[0] if name not in ("fields", "convention", "omitted", "evidence", "explanations")
         ]
-        made = table(*shown, title=f"{number}. {step['step']}", wrap=tuple(shown))
+        made = table(*shown, title=f"{number}. {step['step']}")
         for row in rows[:_EXPLAINED_ROWS]:
             made.add_row(*(_cell(row.get(name)) for name in shown))
         out.print(made)
@@ -168,7 +168,7 @@ def _show_folded(out: Console, rows: Sequence[Mapping[str, Any]], named: bool) -
 
 def _show_overview(out: Console, reports: Sequence[Mapping[str, Any]]) -> None:
     columns, lines = gather.overview(reports)
-    made = table("report", "target", *columns, "status", right=tuple(columns), wrap=("report",))
+    made = table("report", "target", *columns, "status", right=tuple(columns))
     for title, target, counts, status in lines:
         made.add_row(title, target, *(str(count or "") for count in counts), status_text(status))
     out.print(made)
@@ -233,7 +233,7 @@ def _show_compared(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
 def _show_verdicts(out: Console, rows: Sequence[Mapping[str, Any]], every: bool) -> None:
     kept = [row for row in rows if row["observation"] != 0]
     if kept and every:
-        made = table("the compiler's own counter", "says", "verdict", right=("says",), wrap=("verdict",))
+        made = table("the compiler's own counter", "says", "verdict", right=("says",))
         made.padding = (0, 1, 0, 0)
         for row in kept:
             made.add_row(row["counter"], exact(row["observation"]), gather.verdict(row))
