@@ -37,16 +37,22 @@ class Keys:
     def __init__(self, data: Mapping[str, Any], where: str):
         self.data, self.where = dict(data), where
         self.read: set[str] = set()
+        self.broken: set[str] = set()
         self.problems: list[Problem] = []
 
     def problem(self, key: str, value: object, rule: str, remedy: str) -> None:
         """Note that `key` breaks `rule`."""
+        self.broken.add(key)
         self.problems.append(Problem(f"{self.where}.{key}" if self.where else key, value, rule, remedy))
 
     def get(self, key: str, default: Any = None) -> Any:
         """The raw value, marked as read."""
         self.read.add(key)
         return self.data.get(key, default)
+
+    def sound(self, *names: str) -> bool:
+        """Whether none of these keys has a problem: a rule between two keys is for values that are what they should."""
+        return self.broken.isdisjoint(names)
 
     def given(self, key: str) -> bool:
         """Whether the key is there with a value other than null."""

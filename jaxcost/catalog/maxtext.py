@@ -102,7 +102,7 @@ def _architecture(keys: Keys, notes: list[str]) -> Data:
     _fixed(keys)
     hidden, heads = keys.size("base_emb_dim", 2048), keys.size("base_num_query_heads", 16)
     kv_heads, head_dim = keys.size("base_num_kv_heads", 16), keys.size("head_dim", 128)
-    if heads % kv_heads:
+    if heads % kv_heads and keys.sound("base_num_query_heads", "base_num_kv_heads"):
         rule = f"must divide base_num_query_heads ({heads})"
         keys.problem("base_num_kv_heads", kv_heads, rule, "use a divisor")
     if head_dim % 2 and not keys.problems:

@@ -31,14 +31,14 @@ def heads(keys: Keys, head_key: str, default: int, kv_key: str, kv_default: int 
     """Query heads and K/V heads; a null, or a missing default, gives each query head its own."""
     query = keys.size(head_key, default)
     kv = keys.size(kv_key, kv_default or query, null=query)
-    if query % kv:
+    if query % kv and keys.sound(head_key, kv_key):
         keys.problem(kv_key, kv, f"must divide {head_key} ({query})", "use a divisor, as in the released config")
     return query, kv
 
 
 def divided(keys: Keys, hidden: int, count: int, hidden_key: str, head_key: str) -> int:
     """The width of a head, hidden / heads, which must be exact."""
-    if hidden % count:
+    if hidden % count and keys.sound(hidden_key, head_key):
         rule = f"must divide {hidden_key} ({hidden}) where head_dim is not given"
         keys.problem(head_key, count, rule, "use a divisor, or give head_dim")
     return max(hidden // count, 1)

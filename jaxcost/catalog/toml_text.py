@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxcost.contracts.architecture import Architecture
+from jaxcost.contracts.record import Record
 
 
 def manifest_toml(architecture: Architecture, comment: str = "") -> str:
     """Return the manifest file of an architecture; reading it back gives an equal record.
 
-    Fields that are None or empty text are left out, as a hand-written manifest leaves them out.
+    Fields that have their default are left out, as a hand-written manifest leaves them out.
     """
     lines = [f"# {line}" for line in comment.splitlines()]
-    lines += _table(architecture.to_data(), ())
+    lines += _table(_trimmed(architecture), ())
     return "\n".join(lines) + "\n"
 
 
@@ -24,13 +25,33 @@ def options_toml(options: Mapping[str, Any]) -> str:
     return "".join(f"{key} = {_value(value)}\n" for key, value in options.items())
 
 
+def _trimmed(record: Record) -> dict[str, Any]:
+    fields = type(record).model_fields
+    values = {name: getattr(record, name) for name in fields}
+    return {
+        name: _data(value)
+        for name, value in values.items()
+        if fields[name].is_required()
+        or not (type(value) is type(fields[name].default) and value == fields[name].default)
+    }
+
+
+def _data(value: Any) -> Any:
+    if isinstance(value, Record):
+        return _trimmed(value)
+    return [_data(item) for item in value] if isinstance(value, tuple) else value
+
+
 def _table(data: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
     kept = {key: value for key, value in data.items() if value is not None and value != ""}
     nested = [key for key, value in kept.items() if _is_table(value) and _needs_header(value)]
     lists = [key for key, value in kept.items() if isinstance(value, list) and value and all(map(_is_table, value))]
     for key, value in kept.items():
         if key not in nested and key not in lists:
-            yield f"{key} = {_value(value)}"
+            text = _value(value)
+            if isinstance(value, list) and len(text) > 100:
+                text = "[\n" + "".join(f"    {_value(item)},\n" for item in value) + "]"
+            yield f"{key} = {text}"
     for key in nested:
         yield f"\n[{'.'.join((*path, key))}]"
         yield from _table(kept[key], (*path, key))

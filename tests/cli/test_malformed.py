@@ -24,6 +24,9 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
+GEMMA2: dict[str, Any] = CONFIG | {"model_type": "gemma2", "head_dim": 16}
+
+
 def swap(old: str, new: str) -> str:
     """The good manifest with one piece of text replaced."""
     assert old in GOOD, old
@@ -73,13 +76,13 @@ MANIFESTS: dict[str, str | bytes] = {
     "groups empty": GOOD.split("\n[[groups]]")[0] + "groups = []\n",
     "heads do not divide": swap("kv_heads = 2", "kv_heads = 3"),
     "heads times width differ": swap("head_dim = 2", "head_dim = 4"),
-    "decoupled although equal": swap("decoupled_width = false", "decoupled_width = true"),
+    "decoupled although equal": swap("query_bias = false", "decoupled_width = true\nquery_bias = false"),
     "rotary wider than a head": swap("dimensions = 2", "dimensions = 4"),
     "rotary odd": swap("dimensions = 2", "dimensions = 1"),
-    "absent and present": swap('absent = ["adapters", ', 'absent = ["adapters", "rotary_positions", '),
-    "neither absent nor present": swap('absent = ["adapters", ', "absent = ["),
-    "absent twice": swap('absent = ["adapters", ', 'absent = ["adapters", "adapters", '),
-    "absent unknown": swap('absent = ["adapters", ', 'absent = ["adapters", "aerials", '),
+    "absent and present": swap('"adapters",', '"adapters", "rotary_positions",'),
+    "neither absent nor present": swap('"adapters",', ""),
+    "absent twice": swap('"adapters",', '"adapters", "adapters",'),
+    "absent unknown": swap('"adapters",', '"adapters", "aerials",'),
     "bias without scale": swap("scale = true, bias = false", "scale = false, bias = true"),
     "kind unknown": swap('kind = "rms"', 'kind = "batch"'),
     "activation unknown": swap('activation = "silu"', 'activation = "mish"'),
@@ -128,6 +131,65 @@ JSON: dict[str, str | bytes] = {
     "experts": json.dumps(CONFIG | {"num_experts": 8}),
     "heads do not divide": json.dumps(CONFIG | {"num_key_value_heads": 3}),
     "hidden does not divide": json.dumps(CONFIG | {"num_attention_heads": 6}),
+    "heads by layer": json.dumps(CONFIG | {"num_key_value_heads": [2, 2]}),
+    "heads null": json.dumps(CONFIG | {"num_attention_heads": None}),
+    "width an object": json.dumps(CONFIG | {"intermediate_size": {"value": 128}}),
+    "layer types too few": json.dumps(GEMMA2 | {"layer_types": ["full_attention"]}),
+    "layer types too many": json.dumps(GEMMA2 | {"layer_types": ["full_attention"] * 3}),
+    "layer types empty": json.dumps(GEMMA2 | {"layer_types": []}),
+    "layer types not text": json.dumps(GEMMA2 | {"layer_types": [None, True]}),
+    "layer types unknown": json.dumps(GEMMA2 | {"layer_types": ["full_attention", "chunked_attention"]}),
+    "layer types nested": json.dumps(GEMMA2 | {"layer_types": [["full_attention"], ["full_attention"]]}),
+    "window a list": json.dumps(GEMMA2 | {"sliding_window": [4096, 0]}),
+    "window a float": json.dumps(GEMMA2 | {"sliding_window": 4096.0}),
+    "window null with windowed layers": json.dumps(GEMMA2 | {"sliding_window": None}),
+    "rotary flags too few": json.dumps(CONFIG | {"model_type": "smollm3", "no_rope_layers": [1]}),
+    "rotary scaling a list": json.dumps(CONFIG | {"rope_scaling": [8.0]}),
+    "rotary scaling nested": json.dumps(CONFIG | {"rope_scaling": {"rope_type": {"rope_type": "llama3"}}}),
+    "rotary scaling twice": json.dumps(
+        CONFIG | {"rope_scaling": {"rope_type": "default"}, "rope_parameters": {"rope_type": "default"}}
+    ),
+    "rotary scaling of two types": json.dumps(CONFIG | {"rope_scaling": {"rope_type": "default", "type": "linear"}}),
+    "attention config a list": json.dumps({"model_type": "mpt", "attn_config": [True]}),
+    "attention config nested": json.dumps({"model_type": "mpt", "attn_config": {"attn_config": {"alibi": True}}}),
+    "two names that disagree": json.dumps({"model_type": "gpt2", "n_embd": 64, "hidden_size": 128, "n_head": 2}),
+    "text config null": json.dumps(CONFIG | {"text_config": None}),
+    "text config a list": json.dumps({"model_type": "llava", "text_config": [CONFIG]}),
+    "text config without a type": json.dumps({"model_type": "llava", "text_config": {"hidden_size": 64}}),
+    "text config with a tower beside it": json.dumps(
+        {"model_type": "llava", "text_config": CONFIG, "vision_config": {"hidden_size": 8}}
+    ),
+    "text config in a text config": json.dumps(
+        {"model_type": "llava", "text_config": CONFIG | {"text_config": CONFIG}}
+    ),
+    "architectures an object": json.dumps(CONFIG | {"architectures": {"0": "LlamaForCausalLM"}}),
+    "architectures of a classifier": json.dumps(CONFIG | {"architectures": ["LlamaForTokenClassification"]}),
+    "quantized": json.dumps(CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+    "latent attention": json.dumps({"model_type": "deepseek_v3", "kv_lora_rank": 512}),
+    "an encoder": json.dumps({"model_type": "bert", "hidden_size": 768}),
+    "a hybrid": json.dumps({"model_type": "jamba"}),
+}
+
+YAML: dict[str, str | bytes] = {
+    "empty": "",
+    "a list": "- base_emb_dim\n",
+    "key twice": "base_emb_dim: 64\nbase_emb_dim: 64\n",
+    "alias": "a: &a [1]\nb: *a\n",
+    "many aliases": "a: &a [x, x]\n" + "".join(f"b{i}: &b{i} [*a, *a]\n" for i in range(50)),
+    "tag": "base_emb_dim: !!python/name:os.system\n",
+    "truncated": "mlp_activations: ['silu', ",
+    "not utf-8": b"run_name: \xff\n",
+    "binary": bytes(range(256)),
+    "nested 10,000 deep": "x: " + "[" * 10_000 + "]" * 10_000 + "\n",
+    "size a float": "base_emb_dim: 64.0\n",
+    "size a boolean": "base_emb_dim: yes\n",
+    "size a date": "base_emb_dim: 2024-01-01\n",
+    "key not text": "3: 4\nnull: 1\n",
+    "block unknown": "decoder_block: mamba\n",
+    "remat without an equal": "remat_policy: save_qkv_proj\n",
+    "axis filled at run time": "ici_fsdp_parallelism: -1\n",
+    "axis without a layout": "ici_fsdp_parallelism: 1\nici_expert_parallelism: 8\n",
+    "key unknown": "a_new_kind_of_layer: true\n",
 }
 
 CASES: dict[str, str] = {
@@ -212,6 +274,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "html a folder": (*TOY, *CASE, "--html", "."),
     "import of a name": ("import", "gpt2"),
     "import into another format": ("import", "config.json", "-o", "out.yaml"),
+    "case file without a model file": ("import", "config.json", "--case-file", "case.toml"),
     "show without a model": ("show",),
     "show of nothing": ("show", "none-such"),
     "fuzz text": ("verify", "--fuzz", "many"),
@@ -268,6 +331,12 @@ def test_import_writes_nothing(refuse: Run, name: str) -> None:
     refuse("import", "config.json", "-o", "out.toml", config__json=JSON[name])
 
 
+@pytest.mark.parametrize("name", YAML)
+def test_maxtext(refuse: Run, name: str) -> None:
+    refuse("estimate", "--case", "run.yml", run__yml=YAML[name])
+    refuse("import", "run.yml", "-o", "out.toml", "--case-file", "case.toml", run__yml=YAML[name])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_case_file(refuse: Run, name: str) -> None:
     refuse("estimate", "--case", "case.toml", case__toml=CASES[name])
@@ -279,13 +348,19 @@ def test_options(refuse: Run, name: str) -> None:
 
 
 def test_the_corpus_is_large_and_its_bases_are_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len({**MANIFESTS, **JSON, **CASES, **OPTIONS}) >= 100
+    assert sum(map(len, (MANIFESTS, JSON, YAML, CASES, OPTIONS))) >= 200
     (tmp_path / "m.toml").write_text(GOOD, encoding="utf-8")
     (tmp_path / "c.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     (tmp_path / "case.toml").write_text("model = 'm.toml'\nphase = 'prefill'\nseq = 4\n", encoding="utf-8")
     assert main(["estimate", str(tmp_path / "m.toml"), *CASE, "--quiet"]) == 0
     assert main(["estimate", str(tmp_path / "c.json"), *CASE, "--quiet"]) == 0
     assert main(["estimate", "--case", str(tmp_path / "case.toml"), "--quiet"]) == 0
+    nested = {"model_type": "llava", "text_config": CONFIG}
+    for good in (GEMMA2, CONFIG | {"model_type": "smollm3"}, {"model_type": "mpt"}, {"model_type": "gpt2"}, nested):
+        (tmp_path / "good.json").write_text(json.dumps(good), encoding="utf-8")
+        assert main(["import", str(tmp_path / "good.json"), "--quiet"]) == 0
+    (tmp_path / "run.yml").write_text("base_emb_dim: 64\n", encoding="utf-8")
+    assert main(["import", str(tmp_path / "run.yml"), "--quiet"]) == 0
     assert capsys.readouterr().out == ""
 
 
