@@ -173,7 +173,7 @@ def _counted(name: str, folder: Path) -> int:
 def test_one_product_removed_from_the_module_opens_its_row(name: str, tmp_path: Path) -> None:
     count = _counted(name, tmp_path)
     assert count
-    for index in _some(count, 30 if name in (CPU, H100) else 4):
+    for index in _some(count, 12 if name in (CPU, H100) else 3):
 
         def remove(module: Proto, index: int = index) -> None:
             _, instruction = list(products(module))[index]
@@ -195,7 +195,7 @@ def test_one_product_removed_from_the_module_opens_its_row(name: str, tmp_path: 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_product_added_to_the_module_opens_its_row(name: str, tmp_path: Path) -> None:
     count = _counted(name, tmp_path)
-    for index in _some(count, 30 if name in (CPU, H100) else 4):
+    for index in _some(count, 12 if name in (CPU, H100) else 3):
 
         def add(module: Proto, index: int = index) -> None:
             computation, instruction = list(products(module))[index]
