@@ -108,6 +108,7 @@ INERT: dict[str, Inert] = {
     **dict.fromkeys(
         (
             "id2label",
+            "_num_labels",
             "label2id",
             "num_labels",
             "finetuning_task",
@@ -145,6 +146,11 @@ INERT: dict[str, Inert] = {
     "pretraining_tp": Inert("older classes multiplied in slices of the same weights, the present ones do not read it"),
     "n_special": Inert("a key of GPT-1 that the class does not read", (0,), ("gpt2",)),
     "predict_special_tokens": Inert("a key of GPT-1 that the class does not read", types=("gpt2",)),
+    "gradient_checkpointing": Inert("what training recomputes; the execution's remat decides"),
+    **dict.fromkeys(
+        ("attention_probs_dropout_prob", "hidden_dropout_prob"),
+        Inert("older names of the dropout rates, which the class does not read", (0, 0.0), ("gpt_neox",)),
+    ),
     "is_llama_config": Inert("written by the training code; the class does not read it", types=("llama",)),
     "rope_interleaved": Inert("whether neighbouring coordinates turn together", (False,), ("llama",)),
     "attention_bias": Inert("the class gives q, k and v a bias and o none, whatever the key says", (True,), ("qwen2",)),

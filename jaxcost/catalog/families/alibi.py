@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxcost.catalog.inert import is_inert, is_known
 from jaxcost.catalog.keys import Keys
 from jaxcost.catalog.parts import Data, biases, divided, dropout, group, layer_norm, pre_norm, record
 
@@ -68,7 +69,10 @@ def mpt(keys: Keys) -> Data:
         inner.only("attn_uses_sequence_id", (False,), "tokens of one row would not all see each other")
         inner.only("alibi", (True,), "llm-foundry would learn positions, the class has linear biases anyway")
         inner.only("alibi_bias_max", (8,), "slopes other than those of Press et al. 2021")
+        inner.only("architectures", (None,), "an attention has no class of its own")
+        inner.read.add("tie_word_embeddings")  # an attention has no head
         inner.read.update(("attn_impl", "model_type"))  # which kernel runs; the workload's attention plan decides
+        inner.read.update(key for key, value in inner.data.items() if is_known(key, "mpt") and is_inert(key, value))
         keys.absorb(inner)
     hidden, query = keys.size("d_model", 2048), keys.size("n_heads", 16)
     head_dim = divided(keys, hidden, query, "d_model", "n_heads")

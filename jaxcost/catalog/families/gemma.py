@@ -22,11 +22,16 @@ from jaxcost.catalog.parts import (
 
 
 def gemma(keys: Keys) -> Data:
-    """Gemma 1. hidden_activation, where given, overwrites the legacy hidden_act (docstring of GemmaConfig)."""
+    """Gemma 1. hidden_activation, where given, overwrites the legacy hidden_act (docstring of GemmaConfig 4.57.6).
+
+    The first releases say hidden_act gelu and mean its tanh form (GemmaConfig 5.24 replaces it and says so).
+    """
     keys.only("use_bidirectional_attention", (None, False), "tokens would see the tokens after them")
     key = "hidden_activation" if keys.given("hidden_activation") else "hidden_act"
     keys.read.update(("hidden_activation", "hidden_act"))
     attention, mlp, norm, hidden = _parts(keys, key, (3072, 24576, 16, 16))
+    if key == "hidden_act" and keys.data.get(key) == "gelu":
+        mlp["activation"] = "gelu_tanh"
     layers = keys.size("num_hidden_layers", 28)
     return _record(keys, hidden, [group(layers, pre_norm(attention, mlp, norm))], norm)
 

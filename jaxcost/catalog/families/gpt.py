@@ -36,6 +36,8 @@ def gpt_bigcode(keys: Keys) -> Data:
     for key in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):
         keys.only(key, (True, False), "the state policy decides the type of scores, and softmax is inside fp32")
     one = keys.flag("multi_query", True)
+    heads_key = next((key for key in ("n_head", "num_attention_heads") if key in keys.data), "n_head")
+    keys.only("num_key_value_heads", (1 if one else keys.data.get(heads_key, 12),), "follows from multi_query")
     return _gpt2(keys, kv_heads=1 if one else None, activation="gelu_pytorch_tanh", storage="fused")
 
 

@@ -193,10 +193,21 @@ def olmo2(keys: Keys) -> Data:
 
 
 def olmo3(keys: Keys) -> Data:
-    """OLMo-3 is OLMo-2 with windows on three layers of four, or where layer_types say."""
-    if keys.given("rope_scaling") or keys.given("rope_parameters"):
-        key = "rope_scaling" if keys.given("rope_scaling") else "rope_parameters"
-        keys.problem(key, keys.data[key], "only full layers are scaled, windowed ones are not", "only null is read")
+    """OLMo-3 is OLMo-2 with windows on three layers of four, or where layer_types say.
+
+    Rotary scaling acts on full layers alone, so none is read. transformers 5 writes one table for each kind of layer;
+    they must be equal. Left out, rope_theta is 10000 in 4.57.6 and 500000 in 5.24, so it must be given.
+    """
+    if keys.given("rope_scaling"):
+        rule = "only full layers would be scaled, windowed ones would not"
+        keys.problem("rope_scaling", keys.data["rope_scaling"], rule, "only null is read")
+    table = keys.data.get("rope_parameters")
+    if isinstance(table, dict) and {"full_attention", "sliding_attention"} == set(table):
+        full, windowed = table["full_attention"], table["sliding_attention"]
+        if isinstance(full, dict) and full == windowed:
+            keys.data["rope_parameters"] = full
+    if not keys.given("rope_parameters") and "rope_theta" not in keys.data:
+        keys.problem("rope_theta", None, "versions of the class differ about its default", COPY)
     found = _olmo2(keys)
     kinds = layer_kinds(keys, found.layers, [(layer + 1) % 4 != 0 for layer in range(found.layers)])
     return found.finish(windows(kinds, optional_window(keys, 4096)), _branch_norms(found))
