@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from jaxcost.catalog import catalogue_names, from_huggingface, load
 from jaxcost.catalog.published import Published
-from jaxcost.contracts.case import Case, build_case
+from jaxcost.contracts.case import build_case
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.prediction.ledgers import predict
 from tests.catalog.counting import totals
@@ -31,10 +30,9 @@ LISTED = (
 
 
 def ledger(name: str, **options: Any) -> dict[str, Any]:
-    """The ledgers of a catalogue model; also of one that a case refuses because the network lacks a part of it."""
-    with patch.object(Case, "_unsupported_problems", lambda self: (), create=True):
-        case = build_case(load(name).architecture, {"phase": "prefill", "seq": 1, **options})
-        found = predict(case).to_dict()["ledgers"]
+    """The ledgers of a catalogue model."""
+    case = build_case(load(name).architecture, {"phase": "prefill", "seq": 1, **options})
+    found = predict(case).to_dict()["ledgers"]
     assert isinstance(found, dict)
     return found
 

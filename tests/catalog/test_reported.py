@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from jaxcost.catalog import from_huggingface, load
 from jaxcost.contracts.architecture import Architecture
-from jaxcost.contracts.case import Case, build_case
+from jaxcost.contracts.case import build_case
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.prediction.ledgers import predict
 from tests.catalog.counting import totals
 
 
 def ledgers(architecture: Architecture, **options: Any) -> dict[str, Any]:
-    with patch.object(Case, "_unsupported_problems", lambda self: (), create=True):
-        found = predict(build_case(architecture, options)).to_dict()["ledgers"]
+    found = predict(build_case(architecture, options)).to_dict()["ledgers"]
     assert isinstance(found, dict)
     return found
 
