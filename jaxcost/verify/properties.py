@@ -15,6 +15,8 @@ from typing import Any
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import RejectedError
+from jaxcost.prediction import dead
+from jaxcost.prediction.program import program
 from jaxcost.verify import recount, storage_properties
 from jaxcost.verify.holding import (
     PROPERTIES,
@@ -32,13 +34,13 @@ from jaxcost.verify.strategies import altered, divisors
 __all__ = ["PROPERTIES", "broken", "storage_properties"]
 
 
-@declares("tying the head removes V x d unique parameters and no FLOP")
+@declares("tying the head removes one table of unique parameters and no FLOP")
 def tying_saves_parameters_only(case: Case) -> None:
     """Compare the tied with the untied graph."""
     free = {"frozen": None}
     tied = variant(case, altered(case.architecture, tied=True), **free)
     untied = variant(case, altered(case.architecture, tied=False), **free)
-    saved = case.architecture.vocabulary_size * case.architecture.hidden_size
+    saved = case.architecture.vocabulary_size * case.architecture.table_width
     expect(
         totals(untied, "parameters")["unique"] - totals(tied, "parameters")["unique"],
         saved,
@@ -86,9 +88,7 @@ def _with_kv(case: Case, kv_heads: int) -> Case:
 @declares("forward FLOPs are those of a plain walk over products and pairs")
 def forward_equals_the_walk(case: Case) -> None:
     """Compare forward FLOPs, in total and per scope, with `recount.products`."""
-    wanted: dict[str, int] = {}
-    for product in recount.products(case):
-        wanted[product.scope] = wanted.get(product.scope, 0) + product.flops
+    wanted = recount.by_scope(case)
     seen = flops_by_scope(case)
     for scope, value in wanted.items():
         expect(seen.get(scope, 0), value, f"forward FLOPs of {scope}")
@@ -101,8 +101,9 @@ def training_is_six_n_d(case: Case) -> None:
     """N_used: scalars of the matrices that multiply rows (lookups, positions, norms and biases excluded)."""
     case = variant(case, frozen=None, pairs="rectangular")
     arch = case.architecture
-    matrices = [t for t in recount.tensors(case, padded=True) if t.part == "weight" and not t.scope.startswith("embed")]
-    used = sum(t.scalars for t in matrices) + (case.vocabulary_rows * arch.hidden_size if arch.tied else 0)
+    looked_up = ("embed/tokens", "embed/positions")
+    matrices = [t for t in recount.tensors(case, padded=True) if t.part == "weight" and t.scope not in looked_up]
+    used = sum(t.scalars for t in matrices) + (case.vocabulary_rows * arch.table_width if arch.tied else 0)
     rows = sum(recount.sequence_lengths(case))
     squares = sum(length * length for length in recount.sequence_lengths(case))
     pairwise = sum(
@@ -207,14 +208,18 @@ def causal_is_at_most_rectangular(case: Case) -> None:
 
 @declares("final-row logits change the head alone, in proportion to its rows", "prefill", "decode")
 def logits_rows_scale_the_head(case: Case) -> None:
-    """Compare final with all rows."""
+    """Compare final with all rows, at the head and, where there is one, at the projection before it."""
     final, full = (flops_by_scope(variant(case, logits=name)) for name in ("final", "all"))
-    head, vocabulary = "head", 2 * case.architecture.hidden_size * case.vocabulary_rows
-    expect(final[head], case.workload.batch * vocabulary, "FLOPs of the final rows' logits")
-    expect(full[head], sum(recount.sequence_lengths(case)) * vocabulary, "FLOPs of all rows' logits")
+    arch = case.architecture
+    each = {"head": 2 * arch.table_width * case.vocabulary_rows}
+    if arch.embedding_width:
+        each["head/project_out"] = 2 * arch.hidden_size * arch.embedding_width
+    for scope, work in each.items():
+        expect(final[scope], case.workload.batch * work, f"{scope} FLOPs of the final rows")
+        expect(full[scope], sum(recount.sequence_lengths(case)) * work, f"{scope} FLOPs of all rows")
     expect(
-        {k: v for k, v in final.items() if k != head},
-        {k: v for k, v in full.items() if k != head},
+        {k: v for k, v in final.items() if k not in each},
+        {k: v for k, v in full.items() if k not in each},
         "FLOPs beside the head",
     )
 
@@ -233,7 +238,48 @@ def replay_grows_with_the_region(case: Case) -> None:
     products = list(recount.products(case))
     expect(seen["none"], 0, "replay of none")
     expect(seen["attention"], sum(p.flops for p in products if not p.weight), "replay of attention")
-    expect(seen["block"], sum(p.flops for p in products if p.scope != "head"), "replay of block")
+    expect(seen["block"], sum(p.flops for p in products if p.scope.startswith("group")), "replay of block")
+    expect(seen["everything"], sum(p.flops for p in products), "replay of everything")
+
+
+# What a replayed layer computes for the next layer alone. A norm behind a branch needs its input, so nothing is dead.
+DEAD = {"pre": ("mlp/down",), "parallel": ("attn/o_proj", "mlp/down"), "post": (), "post_branch": (), "both": ()}
+
+
+@declares("of a replayed layer only products that end in its bare residual sum are of no use", "training")
+def dead_replay_follows_the_residual(case: Case) -> None:
+    """Name the dead products by the residual form, each at its forward FLOPs; blockwise or not, nothing frozen."""
+    whole = variant(case, frozen=None, remat="block")
+    forward = flops_by_scope(whole)
+    wanted = {
+        f"group{index}/{name}": forward[f"group{index}/{name}"]
+        for index, group in enumerate(whole.architecture.groups)
+        for name in DEAD[group.layer.residual]
+    }
+    seen: dict[str, int] = {}
+    for row in dead.dead_replay(program(whole)):
+        seen[row.scope] = seen.get(row.scope, 0) + row.value
+    expect(seen, wanted, "dead replay by scope")
+
+
+@declares("windows cut legal pairs and the rows of the cache that matter, no product of the rectangle")
+def windows_cut_pairs_and_cache(case: Case) -> None:
+    """Compare with full attention, and with pairs and cached rows looked at one by one."""
+    arch = case.architecture
+    full = variant(case, altered(arch, groups=tuple(group.replaced(windows=()) for group in arch.groups)))
+    rectangle = (flops_by_scope(variant(item, pairs="rectangular")) for item in (case, full))
+    expect(*rectangle, "rectangular FLOPs with and without windows")
+    legal, whole = (variant(item, pairs="legal") for item in (case, full))
+    seen, wanted, uncut = flops_by_scope(legal), recount.by_scope(legal), flops_by_scope(whole)
+    for index in range(len(arch.groups)):
+        for part in ("scores", "values"):
+            scope = f"group{index}/attn/{part}"
+            expect(seen[scope], wanted[scope], f"{scope} FLOPs over legal pairs")
+            at_most(seen[scope], uncut[scope], f"{scope} FLOPs within windows against those without")
+    if case.workload.phase != "training":
+        cache = totals(case, "kv_cache")
+        expect(cache["minimum_bytes"], recount.least_cache_bytes(case), "bytes of the cached rows that windows reach")
+        expect(cache["bytes"], totals(full, "kv_cache")["bytes"], "cache bytes with and without windows")
 
 
 @declares("accumulation changes no parameter, no FLOP and no argument byte", "training")
@@ -251,13 +297,26 @@ def accumulation_changes_no_total(case: Case) -> None:
         )
 
 
-@declares("softmax exponentials and norm roots stand in the primitive ledger, none of them counted as a matmul")
+@declares("exponentials, roots and soft caps stand in the primitive ledger, none of them counted as a matmul")
 def primitives_stay_visible(case: Case) -> None:
-    """Count one exponential per pair and query head, one reciprocal root per normalised row, at the least."""
+    """Count, at the least: an exponential per pair and query head, a root per normalised row, a tanh per capped value.
+
+    A query or key norm takes a root per row, or per row and head.
+    """
     seen = totals(case, "primitives")["by_phase"].get("forward", {})
-    rectangle = recount.pairs(case, "rectangular")
-    groups = case.architecture.groups
-    wanted = rectangle * sum(group.repeat * group.layer.attention.query_heads for group in groups)
-    at_most(wanted, seen.get("exp", 0), "softmax exponentials against the ledger's")
-    rows = sum(recount.sequence_lengths(case)) * 2 * case.architecture.layer_count
-    at_most(rows, seen.get("rsqrt", 0), "normalised rows against the ledger's reciprocal roots")
+    arch, rectangle, rows = case.architecture, recount.pairs(case, "rectangular"), sum(recount.sequence_lengths(case))
+    roots = rows * (arch.embedding_norm is not None)
+    capped = recount.logits_rows(case) * case.vocabulary_rows * (arch.logit_softcap is not None)
+    exponentials = 0
+    for group in arch.groups:
+        attention = group.layer.attention
+        exponentials += group.repeat * attention.query_heads * rectangle
+        roots += group.repeat * rows * len(group.layer.norms)
+        if attention.qk_norm:
+            over_heads = attention.qk_norm.over == "head"
+            roots += group.repeat * rows * (attention.query_heads + attention.kv_heads if over_heads else 2)
+        if attention.score_softcap is not None:
+            capped += group.repeat * attention.query_heads * rectangle
+    at_most(exponentials, seen.get("exp", 0), "softmax exponentials against the ledger's")
+    at_most(roots, seen.get("rsqrt", 0), "normalised rows against the ledger's reciprocal roots")
+    at_most(capped, seen.get("tanh", 0), "capped values against the ledger's hyperbolic tangents")

@@ -227,6 +227,14 @@ def products(case: Case) -> Iterator[Product]:
     yield Product("head", 0, logits_rows(case), w, case.vocabulary_rows, True, (live, head))
 
 
+def by_scope(case: Case) -> dict[str, int]:
+    """Return the forward FLOPs of the products by component scope."""
+    found: dict[str, int] = {}
+    for product in products(case):
+        found[product.scope] = found.get(product.scope, 0) + product.flops
+    return found
+
+
 def forward_flops(case: Case) -> int:
     """Return the forward FLOPs of all matrix products, under the case's pair convention."""
     return sum(product.flops for product in products(case))

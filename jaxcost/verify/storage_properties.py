@@ -24,7 +24,7 @@ from jaxcost.verify.strategies import altered, options_of
 def parameters_equal_the_walk(case: Case) -> None:
     """Compare the parameter ledger with `recount.tensors`."""
     seen = totals(case, "parameters")
-    tied = case.architecture.vocabulary_size * case.architecture.hidden_size if case.architecture.tied else 0
+    tied = case.architecture.vocabulary_size * case.architecture.table_width if case.architecture.tied else 0
     expect(seen["unique"], recount.unique_parameters(case), "unique parameters")
     expect(seen["named"], recount.unique_parameters(case) + tied, "named parameters")
     expect(seen["stored"], sum(t.scalars for t in recount.tensors(case, padded=True)), "stored parameters")
@@ -93,7 +93,7 @@ def cache_grows_with_context(case: Case) -> None:
     )
 
 
-@declares("materialised attention moves eight payloads per layer: Q, K, S twice, P twice, V, O")
+@declares("materialised attention moves eight payloads a layer: Q, K, S twice, P twice, V, O; a soft cap, S twice more")
 def attention_moves_eight_payloads(case: Case) -> None:
     """Add them up from sizes; dropout moves more and is left out, and a blockwise plan never moves S and P."""
     case = variant(case, dropout=None)
@@ -109,7 +109,8 @@ def attention_moves_eight_payloads(case: Case) -> None:
         attention = group.layer.attention
         query, key = (heads * attention.head_dim for heads in (attention.query_heads, attention.kv_heads))
         ends = 2 * rows * query * width["x"] + 2 * visible * key * width["kv"]
-        total += group.repeat * (ends + 4 * pairs * attention.query_heads * width["s"])
+        squares = 4 if attention.score_softcap is None else 6
+        total += group.repeat * (ends + squares * pairs * attention.query_heads * width["s"])
     expect(seen, total, "bytes of the materialised attention schedule")
 
 

@@ -1,4 +1,4 @@
-"""The one home of generators: Hypothesis strategies over everything the contracts allow.
+"""The one home of generators: Hypothesis strategies over everything the contracts allow (architectures in `graphs`).
 
 Legal by construction, not by rejection: the mesh is drawn first and every size is built as a multiple of the degree
 that must divide it, the hidden width before the heads that share it out, the frozen scopes from the architecture's own
@@ -18,153 +18,22 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from jaxcost.contracts.architecture import (
-    Architecture,
-    Attention,
-    Dropout,
-    Layer,
-    LayerGroup,
-    LearnedPositions,
-    Mlp,
-    Norm,
-    Rotary,
-    RotaryScaling,
-    absences,
-)
+from jaxcost.contracts.architecture import Attention, Layer, LayerGroup, Mlp, Norm, Rotary
 from jaxcost.contracts.case import Case, build_case
 from jaxcost.contracts.execution import REMATS, Execution
 from jaxcost.contracts.state import OPTIMIZERS, StatePolicy, state_policy
 from jaxcost.contracts.workload import PHASES, Workload
+from jaxcost.verify.graphs import NO_DROPOUT, altered, architectures, build_architecture, divisors
 
 MODULI = ("data", "fsdp", "tensor")
 FREE_PRECISIONS = ("fp32", "bf16", "mixed")
 FIXED_PRECISIONS = ("masterless_bf16", "fp32_autocast_adam", "bf16_master_adam", "a16_six_object")
 INFERENCE_PRECISIONS = ("bf16_inference", "fp32_inference")
-NO_DROPOUT = Dropout(embedding=0.0, attention=0.0, residual=0.0)
 
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a small positive integer, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]
-
-
-def norms() -> st.SearchStrategy[Norm]:
-    """Root-mean-square and layer norms, with and without scale and bias."""
-    parts = st.sampled_from([(True, False), (True, True), (False, False)])
-    return st.builds(
-        lambda kind, epsilon, scaled: Norm(kind=kind, epsilon=epsilon, scale=scaled[0], bias=scaled[1]),
-        st.sampled_from(("rms", "layer")), st.sampled_from((1e-5, 1e-6)), parts,
-    )  # fmt: skip
-
-
-def rotaries(head_dim: int) -> st.SearchStrategy[Rotary | None]:
-    """No rotary positions, or rotary on an even part of the head, with and without Llama-3 scaling."""
-    if head_dim < 2:
-        return st.none()
-    scaling = RotaryScaling(
-        kind="llama3", factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_positions=8192
-    )
-    some = st.builds(
-        Rotary,
-        theta=st.sampled_from((10000.0, 500000.0)),
-        dimensions=st.sampled_from([*range(2, min(head_dim, 16) + 1, 2), head_dim - head_dim % 2]),
-        scaling=st.sampled_from((None, scaling)),
-    )
-    return st.one_of(st.none(), some)
-
-
-@st.composite
-def attentions(draw: st.DrawFn, hidden: int, tensor: int, largest: int, smallest: int = 1) -> Attention:
-    """MHA, GQA and MQA over a hidden width; the head product equals it, or the attention is declared decoupled."""
-    if draw(st.integers(0, 3)) == 0:
-        query_heads = tensor * draw(st.integers(1, largest))
-        head_dim = draw(st.integers(smallest, largest))
-    else:
-        query_heads = draw(
-            st.sampled_from([d for d in divisors(hidden) if d % tensor == 0 and hidden // d >= smallest])
-        )
-        head_dim = hidden // query_heads
-    kv_heads = draw(st.sampled_from([d for d in divisors(query_heads) if d % tensor == 0]))
-    biases = draw(st.sampled_from([(0, 0, 0, 0), (1, 1, 1, 0), (1, 1, 1, 1), (0, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, 1)]))
-    return Attention(
-        query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim, decoupled_width=query_heads * head_dim != hidden,
-        query_bias=bool(biases[0]), key_bias=bool(biases[1]), value_bias=bool(biases[2]), output_bias=bool(biases[3]),
-        rotary=draw(rotaries(head_dim)),
-    )  # fmt: skip
-
-
-def mlps(tensor: int, largest: int, smallest: int = 1) -> st.SearchStrategy[Mlp]:
-    """Gated and classic blocks, with and without bias, of any width that `tensor` divides."""
-    return st.builds(
-        Mlp,
-        form=st.sampled_from(("gated", "classic")),
-        width=st.integers(smallest, 2 * largest).map(lambda n: n * tensor),
-        activation=st.sampled_from(("silu", "gelu", "gelu_tanh", "relu")),
-        bias=st.booleans(),
-    )
-
-
-@st.composite
-def architectures(
-    draw: st.DrawFn,
-    *,
-    tensor: int = 1,
-    fsdp: int = 1,
-    largest: int = 12,
-    smallest: int = 1,
-    layers: int = 4,
-    positions: int = 16,
-) -> Architecture:
-    """Decoder stacks of one to three groups.
-
-    Args:
-        tensor, fsdp: degrees that must divide heads and widths, and the hidden width.
-        largest: scale of the free factors of every size; sizes stay below about `largest` x `tensor` x `fsdp`.
-        smallest: the least extent of an axis that some product sums over.
-        layers: the largest repeat of a group.
-        positions: rows a learned position table must at least have.
-    """
-    hidden = tensor * fsdp * draw(st.one_of(st.integers(smallest, largest), st.sampled_from((8, 12))))
-    groups = []
-    for _ in range(draw(st.sampled_from((1, 1, 2, 3)))):
-        layer = Layer(
-            residual="pre",
-            attention=draw(attentions(hidden, tensor, largest, smallest)),
-            mlp=draw(mlps(tensor, largest, smallest)),
-            attention_norm=draw(norms()),
-            mlp_norm=draw(norms()),
-        )
-        groups.append(LayerGroup(repeat=draw(st.integers(1, layers)), layer=layer))
-    rates = st.sampled_from((0.0, 0.1, 0.25))
-    learned = draw(st.sampled_from((None, None, 0, 3)))
-    parts: dict[str, Any] = {
-        "hidden_size": hidden,
-        "vocabulary_size": draw(st.integers(2, 4 * largest)),
-        "groups": tuple(groups),
-        "final_norm": draw(norms()),
-        "tied": draw(st.booleans()),
-        "dropout": draw(
-            st.one_of(st.just(NO_DROPOUT), st.builds(Dropout, embedding=rates, attention=rates, residual=rates))
-        ),
-        "learned_positions": None if learned is None else LearnedPositions(rows=positions + learned),
-    }
-    return build_architecture(**parts)
-
-
-def build_architecture(**parts: Any) -> Architecture:
-    """Return an architecture whose `absent` entry follows from its parts; `parts` are the other fields."""
-    draft = Architecture.model_construct(**parts)
-    return Architecture(**{**parts, "absent": absences(draft.branches)})
-
-
-def altered(architecture: Architecture, **changes: Any) -> Architecture:
-    """Return an architecture with fields changed and `absent` brought in line.
-
-    Raises:
-        RejectedError: the changed graph is not a legal one.
-    """
-    draft = architecture.model_copy(update=changes)
-    return architecture.replaced(**{**changes, "absent": absences(draft.branches)})
+__all__ = [
+    "altered", "architectures", "build_architecture", "cases", "divisors", "executions", "malformed", "malformed_text",
+    "options_of", "state_policies", "workloads", "written_options",
+]  # fmt: skip
 
 
 @st.composite
@@ -331,9 +200,10 @@ def cases(
     )
     if frozen and phase == "training" and draw(st.integers(0, 2)) == 0:
         scopes = sorted(build_case(architecture, options).frozen_names)
-        chosen = draw(st.lists(st.sampled_from(scopes), unique=True, max_size=3))
-        # One group always keeps a trainable part: freezing everything is refused.
-        options["frozen"] = sorted(name for name in chosen if name != "group0")
+        chosen = set(draw(st.lists(st.sampled_from(scopes), unique=True, max_size=3)))
+        # The first group keeps a trained matrix: freezing everything is refused.
+        chosen -= {"group0"} | ({"group0/mlp"} if "group0/attn" in chosen else set())
+        options["frozen"] = sorted(chosen)
     return build_case(architecture, options)
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from jaxcost.catalog import toml_text
 from jaxcost.contracts import record
-from jaxcost.contracts.architecture import Attention
+from jaxcost.contracts.architecture import RESIDUAL_NORMS, Architecture, Attention, QkNorm
 from jaxcost.contracts.case import Case
 from jaxcost.prediction import (
     activations,
+    dead,
     flops,
     kv_cache,
     ledgers,
@@ -27,8 +28,10 @@ from jaxcost.prediction import (
 from jaxcost.prediction.builder import Builder
 from jaxcost.prediction.liveness import Peak
 from jaxcost.prediction.program import Program
-from jaxcost.verify.failures.subjects import decode, prefill, train
+from jaxcost.prediction.sizes import Sizes
+from jaxcost.verify.failures.subjects import RMS, decode, prefill, toy, train, with_attention
 from jaxcost.verify.properties import PROPERTIES
+from jaxcost.verify.strategies import altered
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 contraction_flops = flops.contraction_flops
@@ -75,6 +78,47 @@ def loose_heads(self: Attention) -> Any:
     return ()
 
 
+def formed(residual: str, **changes: Any) -> Architecture:
+    """The toy with another residual form and the norms it needs."""
+    (group,) = toy().groups
+    names = {*RESIDUAL_NORMS["pre"][0], *RESIDUAL_NORMS[residual][0]}
+    norms = {name: RMS if name in RESIDUAL_NORMS[residual][0] else None for name in names}
+    return altered(toy(), groups=(group.replaced(layer=group.layer.replaced(residual=residual, **norms), **changes),))
+
+
+def narrow(tied: bool = True) -> Architecture:
+    """The toy with a token table of four columns and projections to and from the layers."""
+    return altered(toy(tied), embedding_width=4)
+
+
+def capped() -> Architecture:
+    """The toy with soft caps and norms of queries and keys."""
+    norms = QkNorm(over="head", norm=RMS)
+    return altered(with_attention(toy(), score_softcap=50.0, qk_norm=norms), logit_softcap=30.0)
+
+
+def windowed() -> Architecture:
+    """The toy with a window of two rows in every other layer."""
+    return formed("pre", windows=(2, 0))
+
+
+def without(kind: str) -> Patch:
+    """One kind of primitive is not counted."""
+    return lambda patch: patch.setattr(
+        primitives, "counts_of", lambda *arguments: tuple(c for c in _counts(*arguments) if c.kind != kind)
+    )
+
+
+def all_useful(program: Program) -> Any:
+    return _walk(program)._replace(useful=program.ops)
+
+
+def none_useful(program: Program) -> Any:
+    return _walk(program)._replace(useful=())
+
+
+_kept, _legal = Sizes.kept_rows, Sizes.legal_pairs
+_counts, _walk = primitives.counts_of, dead.walk
 _entry, _stage, _outside, _value = parameters.entry, traffic._stage_rows, record._is_outside, toml_text._value
 
 FAULTS: dict[str, list[tuple[Callable[[], Case], Patch]]] = {
@@ -88,13 +132,22 @@ FAULTS: dict[str, list[tuple[Callable[[], Case], Patch]]] = {
     "tying_saves_parameters_only": [
         (prefill, contraction(lambda p, op, pairs, n: 0 if op.name == "head" and p.case.architecture.tied else n)),
         (prefill, total("parameters", "unique", lambda case, n: n + case.architecture.tied)),
+        (
+            lambda: prefill(narrow()),
+            total("parameters", "unique", lambda case, n: n + 64 * (not case.architecture.tied)),
+        ),
     ],
     "kv_heads_leave_pairwise_work": [
         (prefill, contraction(lambda p, op, pairs, n: n * p.sizes.axis("k", 0) // 4 if op.name == "scores" else n)),
         (prefill, attribute(Attention, "problems", loose_heads)),
     ],
     "forward_equals_the_walk": [(prefill, more("down")), (decode, more("scores"))],
-    "training_is_six_n_d": [(train, more())],
+    "training_is_six_n_d": [
+        (train, more()),
+        (lambda: train(narrow()), more("project_in")),
+        (lambda: train(narrow(tied=False)), more("project_out")),
+        (lambda: train(formed("parallel")), more("down")),
+    ],
     "backward_counts_gradients_needed": [
         (lambda: train(frozen=["embed", "group0"]), attribute(Builder, "_gradients", every_gradient)),
         (train, total("flops", "backward", lambda case, n: n - 2)),
@@ -103,10 +156,32 @@ FAULTS: dict[str, list[tuple[Callable[[], Case], Patch]]] = {
     "sequences_add_up": [(prefill, more("values"))],
     "fused_projections_count_alike": [(prefill, more("k_proj")), (prefill, more("gate"))],
     "causal_is_at_most_rectangular": [(prefill, contraction(lambda p, op, pairs, n: n + 2 * (pairs == "legal")))],
-    "logits_rows_scale_the_head": [(prefill, more("head"))],
+    "logits_rows_scale_the_head": [
+        (prefill, more("head")),
+        (lambda: prefill(narrow()), more("project_out")),
+        (lambda: decode(narrow()), more("head")),
+    ],
     "replay_grows_with_the_region": [
         (train, lambda patch: patch.setitem(replay.POLICIES, "block", replay.POLICIES["everything"])),
         (train, lambda patch: patch.setitem(replay.POLICIES, "attention", replay.POLICIES["block"])),
+        (lambda: train(narrow()), lambda patch: patch.setitem(replay.POLICIES, "everything", replay.POLICIES["block"])),
+    ],
+    "dead_replay_follows_the_residual": [
+        (train, attribute(dead, "walk", all_useful)),
+        (lambda: train(formed("parallel")), attribute(dead, "walk", all_useful)),
+        *((lambda form=form: train(formed(form)), attribute(dead, "walk", none_useful)) for form in RESIDUAL_NORMS),
+    ],
+    "windows_cut_pairs_and_cache": [
+        (lambda: decode(windowed()), attribute(Sizes, "kept_rows", lambda sizes, window=0: _kept(sizes))),
+        (lambda: prefill(windowed()), attribute(Sizes, "legal_pairs", lambda sizes, window=0: _legal(sizes))),
+        (
+            lambda: train(windowed()),
+            contraction(lambda p, op, pairs, n: n - 2 * any(p.case.architecture.groups[0].windows)),
+        ),
+        (
+            lambda: prefill(windowed()),
+            total("kv_cache", "bytes", lambda case, n: n - len(case.architecture.groups[0].windows)),
+        ),
     ],
     "saved_activations_shrink_with_remat": [
         (train, lambda patch: patch.setitem(replay.POLICIES, "block", replay.POLICIES["none"]))
@@ -122,11 +197,21 @@ FAULTS: dict[str, list[tuple[Callable[[], Case], Patch]]] = {
         (train, attribute(state, "object_scalars", lambda program, item: 1)),
         (lambda: train(optimizer="adafactor"), attribute(state, "FACTORED_FROM", 4)),
     ],
-    "primitives_stay_visible": [(prefill, attribute(primitives, "counts_of", lambda program, op, phase: ()))],
+    "primitives_stay_visible": [
+        (prefill, attribute(primitives, "counts_of", lambda program, op, phase: ())),
+        (lambda: prefill(capped()), without("tanh")),
+        (lambda: prefill(capped()), without("rsqrt")),
+    ],
     "cache_equals_the_walk": [(decode, attribute(kv_cache, "payload_bytes", lambda count, dtype: count * 2 + 1))],
     "cache_grows_with_context": [(decode, attribute(kv_cache, "payload_bytes", lambda count, dtype: count * 2 + 1))],
     "attention_moves_eight_payloads": [
-        (prefill, attribute(traffic, "_stage_rows", lambda program, op, phase: _stage(program, op, phase)[:-1]))
+        (prefill, attribute(traffic, "_stage_rows", lambda program, op, phase: _stage(program, op, phase)[:-1])),
+        (
+            lambda: prefill(capped()),
+            attribute(
+                traffic, "_stage_rows", lambda p, op, phase: [] if op.name == "softcap" else _stage(p, op, phase)
+            ),
+        ),
     ],
     "one_pass_keeps_all_operands": [
         (prefill, attribute(traffic, "_operands", lambda op: [(op.inputs[1], "read"), (op.outputs[0], "write")]))

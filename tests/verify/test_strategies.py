@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxcost.catalog import load_case_file
 from jaxcost.catalog.manifest import manifest_from_data
 from jaxcost.catalog.toml_text import manifest_toml
-from jaxcost.contracts.architecture import Architecture
+from jaxcost.contracts.architecture import OPTIONAL_BRANCHES, RESIDUAL_NORMS, Architecture, Attention, Norm
 from jaxcost.contracts.case import Case, build_case
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.contracts.execution import Execution
@@ -59,6 +59,16 @@ def test_compilable_cases_are_tiny_and_on_one_device(case: Case) -> None:
         assert min(group.layer.attention.head_dim, group.layer.mlp.width, case.workload.visible_tokens) > 1
 
 
+def norms(case: Case) -> list[Norm]:
+    arch = case.architecture
+    found = [*(n for g in arch.groups for n in g.layer.norms), arch.final_norm, arch.embedding_norm]
+    return [norm for norm in found if norm is not None]
+
+
+def attentions(case: Case) -> list[Attention]:
+    return [group.layer.attention for group in case.architecture.groups]
+
+
 FEATURES: dict[str, Callable[[Case], Any]] = {
     "tied": lambda c: c.architecture.tied,
     "untied": lambda c: not c.architecture.tied,
@@ -78,8 +88,38 @@ FEATURES: dict[str, Callable[[Case], Any]] = {
     "output bias alone": lambda c: any(
         g.layer.attention.output_bias and not g.layer.attention.query_bias for g in c.architecture.groups
     ),
-    "norm without scale": lambda c: not c.architecture.final_norm.scale,
-    "layer norm": lambda c: c.architecture.final_norm.kind == "layer",
+    "no final norm": lambda c: c.architecture.final_norm is None,
+    "norm without scale": lambda c: any(not n.scale for n in norms(c)),
+    "norm of one plus scale": lambda c: any(n.unit_offset for n in norms(c)),
+    "layer norm": lambda c: any(n.kind == "layer" for n in norms(c)),
+    **{
+        form: (lambda c, form=form: any(g.layer.residual == form for g in c.architecture.groups))
+        for form in RESIDUAL_NORMS
+    },
+    "parallel with one norm": lambda c: any(
+        g.layer.residual == "parallel" and g.layer.mlp_norm is None for g in c.architecture.groups
+    ),
+    "several residual forms": lambda c: len({g.layer.residual for g in c.architecture.groups}) > 1,
+    "norms over heads": lambda c: any(a.qk_norm and a.qk_norm.over == "head" for a in attentions(c)),
+    "norms over the width": lambda c: any(a.qk_norm and a.qk_norm.over == "width" for a in attentions(c)),
+    "alibi": lambda c: any(a.alibi and a.rotary is None for a in attentions(c)),
+    "alibi and rotary": lambda c: any(a.alibi and a.rotary for a in attentions(c)),
+    "interleaved": lambda c: any(a.rotary and a.rotary.interleaved for a in attentions(c)),
+    "score scale": lambda c: any(a.scale for a in attentions(c)),
+    "score soft cap": lambda c: any(a.score_softcap for a in attentions(c)),
+    "logit soft cap": lambda c: c.architecture.logit_softcap,
+    "fused projections": lambda c: any(a.storage == "fused" for a in attentions(c)),
+    "fused biases": lambda c: any(a.storage == "fused" and a.query_bias for a in attentions(c)),
+    "fused gate and up": lambda c: any(g.layer.mlp.storage == "fused" for g in c.architecture.groups),
+    "a window": lambda c: any(g.windows for g in c.architecture.groups),
+    "alternating windows": lambda c: any(len(set(g.windows[: g.repeat])) > 1 for g in c.architecture.groups),
+    "full attention in a cycle": lambda c: any(0 in g.windows for g in c.architecture.groups),
+    "positions with offset": lambda c: c.architecture.learned_positions and c.architecture.learned_positions.offset,
+    "sinusoidal positions": lambda c: c.architecture.sinusoidal_positions,
+    "narrow table, tied": lambda c: c.architecture.embedding_width and c.architecture.tied,
+    "narrow table, untied": lambda c: c.architecture.embedding_width and not c.architecture.tied,
+    "embedding norm": lambda c: c.architecture.embedding_norm,
+    "embedding scale": lambda c: c.architecture.embedding_scale,
     "dropout": lambda c: c.workload.dropout and c.architecture.dropout.attention,
     "frozen": lambda c: c.state.frozen,
     "padding": lambda c: c.vocabulary_rows > c.architecture.vocabulary_size,
@@ -97,7 +137,7 @@ def test_draws_meet_every_feature() -> None:
     missing = [name for name, has in FEATURES.items() if not any(map(has, drawn))]
     assert not missing
     branches = set().union(*(case.architecture.branches for case in drawn))
-    assert branches >= {"attention_bias", "mlp_bias", "norm_bias", "learned_positions", "rotary_positions"}
+    assert branches == set(OPTIONAL_BRANCHES) - {"experts", "adapters", "projectors", "extra_trainable"}
 
 
 def test_draws_follow_from_the_seed_and_the_index_alone() -> None:
