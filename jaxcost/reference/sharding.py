@@ -96,7 +96,9 @@ class Layout:
         if self.mesh is None or not self.explicit:
             return weight
         stored, used = (NamedSharding(self.mesh, self.spec(axes, rules)) for rules in (STORED_WEIGHT, USED_WEIGHT))
-        return _gather(weight, stored, used)
+        # No axis of the embedding projections lies over `tensor`; left alone, the partitioner splits their gradient.
+        whole = "w" in axes and not {"v"} & set(axes) and "tensor" in self.mesh.axis_names
+        return _gather(weight, stored, used, whole)
 
     def pin(self, x: jax.Array, axes: str, rules: Rules = ACTIVATION) -> jax.Array:
         """Return an activation held to its shards (the cotangent too)."""
@@ -106,10 +108,11 @@ class Layout:
         return held
 
 
-def _gather(weight: jax.Array, stored: NamedSharding, used: NamedSharding) -> jax.Array:
+def _gather(weight: jax.Array, stored: NamedSharding, used: NamedSharding, whole: bool) -> jax.Array:
     """Constrain to `used`, and the cotangent to `stored`: an all-gather whose transpose is a reduce-scatter.
 
-    The transpose of a plain constraint would hold the gradient to the gathered form and so reduce it everywhere.
+    The transpose of a plain constraint would hold the gradient to the gathered form and so reduce it everywhere, which
+    `whole` asks for.
     """
 
     @jax.custom_vjp
@@ -121,7 +124,7 @@ def _gather(weight: jax.Array, stored: NamedSharding, used: NamedSharding) -> ja
         return gather(w), None
 
     def backward(_: None, g: jax.Array) -> tuple[jax.Array]:
-        return (jax.lax.with_sharding_constraint(g, stored),)
+        return (jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(g, used) if whole else g, stored),)
 
     gather.defvjp(forward, backward)
     return gather(weight)

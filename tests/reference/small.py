@@ -6,12 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcost.contracts.architecture import Architecture, absences
 from jaxcost.contracts.case import Case, build_case
-from jaxcost.reference.model import Decoder, init_model
+from jaxcost.reference.model import Decoder, Parameter, build
 from jaxcost.reference.sharding import Layout
-from jaxcost.reference.training import make_gradients
+from jaxcost.reference.step import Step
+from jaxcost.reference.training import TrainState, make_gradients
 
 RMS = {"kind": "rms", "epsilon": 1e-5, "scale": True, "bias": False}
 LAYER_NORM = {"kind": "layer", "epsilon": 1e-5, "scale": True, "bias": True}
@@ -29,24 +31,28 @@ LITTLE_EFFORT = {
 
 
 def layer(
-    heads: int, kv_heads: int, width: int, *, bias: bool = False, classic: bool = False, rotary: Any = None
-) -> Any:
+    heads: int, kv_heads: int, width: int, *, bias: bool = False, classic: bool = False, rotary: Any = None,
+    activation: str = "", residual: str = "pre", norms: Any = None, attention: Any = None, mlp: Any = None,
+) -> Any:  # fmt: skip
     """A layer of head width 4; `classic` is GPT-2's form with layer norms and all biases."""
-    attention = {"query_heads": heads, "kv_heads": kv_heads, "head_dim": 4, "output_bias": classic}
-    attention |= dict.fromkeys(("query_bias", "key_bias", "value_bias"), bias or classic)
+    projections = {"query_heads": heads, "kv_heads": kv_heads, "head_dim": 4, "output_bias": classic}
+    projections |= dict.fromkeys(("query_bias", "key_bias", "value_bias"), bias or classic)
     if rotary:
-        attention["rotary"] = rotary
-    form, activation = ("classic", "gelu_tanh") if classic else ("gated", "silu")
+        projections["rotary"] = rotary
+    form, usual = ("classic", "gelu_tanh") if classic else ("gated", "silu")
     norm = LAYER_NORM if classic else RMS
-    mlp = {"form": form, "width": width, "activation": activation, "bias": classic}
-    return {"residual": "pre", "attention": attention, "mlp": mlp, "attention_norm": norm, "mlp_norm": norm}
+    return {
+        "residual": residual, "attention": projections | (attention or {}),
+        "mlp": {"form": form, "width": width, "activation": activation or usual, "bias": classic} | (mlp or {}),
+        **(norms or {"attention_norm": norm, "mlp_norm": norm}),
+    }  # fmt: skip
 
 
-def architecture(groups: list[tuple[int, Any]], branches: list[str], **fields: Any) -> Architecture:
-    """A decoder of width 16 and 24 words."""
+def architecture(groups: list[tuple[Any, ...]], branches: list[str], **fields: Any) -> Architecture:
+    """A decoder of width 16 and 24 words; a group is its repeat, its layer and, where it has them, its windows."""
     data = {
         "hidden_size": 16, "vocabulary_size": 24, "tied": False, "final_norm": RMS,
-        "groups": [{"repeat": repeat, "layer": one} for repeat, one in groups],
+        "groups": [{"repeat": repeat, "layer": one, "windows": list(*windows)} for repeat, one, *windows in groups],
         "dropout": {"embedding": 0.1, "attention": 0.1, "residual": 0.1}, "absent": list(absences(branches)), **fields,
     }  # fmt: skip
     return Architecture.from_data(data)
@@ -59,11 +65,38 @@ GPT2 = architecture(
     ["attention_bias", "mlp_bias", "norm_bias", "learned_positions"],
     tied=True, final_norm=LAYER_NORM, learned_positions={"rows": 16},
 )  # fmt: skip
-# Two kinds of layer, one of them alone in its group, and rotary positions on half of each head.
-MIXED = architecture(
-    [(1, layer(4, 1, 16, rotary=ROTARY | {"dimensions": 2})), (2, layer(4, 4, 24, rotary=ROTARY))], ["rotary_positions"]
-)
-ARCHITECTURES = {"llama": LLAMA, "qwen": QWEN, "gpt2": GPT2, "mixed": MIXED}
+# The rest of the family, several kinds of layer in one stack. Each residual form, norm and storage is here once.
+GEMMA_NORM = RMS | {"unit_offset": True}
+BOTH = dict.fromkeys(("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"), GEMMA_NORM)
+POST = dict.fromkeys(("attention_post_norm", "mlp_post_norm"), LAYER_NORM)
+QKV_BIASES = dict.fromkeys(("query_bias", "key_bias", "value_bias"), True)
+GEMMA = architecture(
+    [(3, layer(6, 2, 24, activation="gelu_tanh", residual="both", norms=BOTH, rotary=ROTARY,
+               attention={"decoupled_width": True, "scale": 0.3, "score_softcap": 2.0}), (3, 0))],
+    ["rotary_positions"], tied=True, final_norm=GEMMA_NORM, embedding_scale=4.0, logit_softcap=3.0,
+)  # fmt: skip
+OPT = architecture(
+    [(2, layer(4, 4, 20, classic=True, activation="relu", residual="post", norms=POST))],
+    ["attention_bias", "mlp_bias", "norm_bias", "learned_positions", "embedding_projection"],
+    tied=True, final_norm=None, learned_positions={"rows": 18, "offset": 2}, embedding_width=12,
+)  # fmt: skip
+OLMO = architecture(
+    [(2, layer(4, 2, 20, activation="gelu", residual="post_branch", norms=dict.fromkeys(POST, RMS), rotary=ROTARY,
+               attention={"qk_norm": {"over": "width", "norm": RMS}})),
+     (1, layer(4, 4, 16, attention={"alibi": True, "qk_norm": {"over": "head", "norm": LAYER_NORM}}), (3,))],
+    ["rotary_positions", "qk_norm", "norm_bias", "embedding_norm", "embedding_projection"],
+    sinusoidal_positions=True, embedding_norm=LAYER_NORM | {"bias": False}, embedding_width=12,
+)  # fmt: skip
+NEOX = architecture(
+    [(2, layer(4, 4, 20, classic=True, residual="parallel", rotary=ROTARY | {"interleaved": True},
+               attention={"storage": "fused"})),
+     (1, layer(4, 1, 16, activation="relu", residual="parallel", norms={"attention_norm": LAYER_NORM},
+               rotary=ROTARY | {"dimensions": 2}, attention={"storage": "fused"} | QKV_BIASES,
+               mlp={"storage": "fused", "bias": True}))],
+    ["attention_bias", "mlp_bias", "norm_bias", "rotary_positions"], final_norm=RMS | {"scale": False},
+)  # fmt: skip
+FAMILY = {"gemma": GEMMA, "opt": OPT, "olmo": OLMO, "neox": NEOX}
+ARCHITECTURES = {"llama": LLAMA, "qwen": QWEN, "gpt2": GPT2, **FAMILY}
 
 
 def make_case(arch: Architecture, **options: Any) -> Case:
@@ -76,12 +109,42 @@ def make_case(arch: Architecture, **options: Any) -> Case:
 def tokens_of(case: Case, seed: int = 0) -> jax.Array:
     """Random token ids `[batch, new rows]`."""
     shape = (case.workload.batch, case.workload.new_tokens)
-    return jax.random.randint(jax.random.key(seed), shape, 0, case.architecture.vocabulary_size, jnp.int32)
+    ids = np.random.default_rng(seed).integers(0, case.architecture.vocabulary_size, shape)
+    return jnp.asarray(ids.astype(np.int32))
 
 
 def model_of(case: Case, seed: int = 1) -> Decoder:
-    """Random weights."""
-    return init_model(case, jax.random.key(seed))
+    """Random weights, made by numpy: nothing is compiled. No bias is zero and no scale is one."""
+    generator = np.random.default_rng(seed)
+
+    def make(p: Parameter) -> jax.Array:
+        noise = generator.standard_normal(p.shape)
+        inputs = [n for a, n in zip(p.axes, p.shape, strict=True) if a != "layer"][: 2 if "o_proj" in p.scope else 1]
+        table = p.scope in ("embed/tokens", "embed/positions")
+        spread = {"scale": 0.1, "bias": 0.1}.get(p.name, 0.5 if table else float(np.prod(inputs)) ** -0.5)
+        return jnp.asarray(spread * noise + (p.name == "scale"), p.dtype)
+
+    return build(case, make)
+
+
+def arguments_of(case: Case, step: Step, seed: int = 2) -> tuple[Any, ...]:
+    """Arguments of a step, on the host: the weights of `model_of`, caches and moments that are not zero."""
+    generator = np.random.default_rng(seed)
+
+    def fill(x: Any) -> Any:
+        if jnp.issubdtype(x.dtype, np.floating):
+            return np.asarray(jnp.asarray(generator.standard_normal(x.shape), x.dtype))
+        return generator.integers(0, case.architecture.vocabulary_size, x.shape).astype(x.dtype)
+
+    named = dict(zip(step.argument_names, jax.tree.map(fill, step.arguments), strict=True))
+    model = jax.device_get(model_of(case))
+    if "state" in named:
+        named["state"] = TrainState(model, named["state"].master, named["state"].optimizer)
+    else:
+        named["parameters"] = model
+    if "position" in named:
+        named["position"] = np.int32(case.workload.past_tokens)
+    return tuple(named.values())
 
 
 def compiled(function: Any, *arguments: Any) -> Any:
@@ -89,9 +152,14 @@ def compiled(function: Any, *arguments: Any) -> Any:
     return jax.jit(function, compiler_options=LITTLE_EFFORT)(*arguments)
 
 
+def gradients_of(case: Case) -> Any:
+    """The compiled function of weights, tokens and dropout key that gives loss and gradients, on one device."""
+    return jax.jit(make_gradients(case, PLAIN), compiler_options=LITTLE_EFFORT)
+
+
 def loss_and_gradients(case: Case, model: Decoder, key: Any = None) -> Any:
     """The loss and the gradients of the trained arrays, on one device."""
-    return compiled(make_gradients(case, PLAIN), model, tokens_of(case), key)
+    return gradients_of(case)(model, tokens_of(case), key)
 
 
 def difference(left: Any, right: Any) -> float:
@@ -99,4 +167,5 @@ def difference(left: Any, right: Any) -> float:
     shapes = jax.tree.map(lambda x: x.shape, (left, right))
     assert jax.tree.structure(left) == jax.tree.structure(right) and shapes[0] == shapes[1]
     pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
-    return max(float(jnp.max(jnp.abs(a - b)) / jnp.maximum(jnp.max(jnp.abs(b)), 1.0)) for a, b in pairs)
+    arrays = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs]
+    return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1.0)) for a, b in arrays)

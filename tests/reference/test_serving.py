@@ -45,8 +45,14 @@ def full_and_stepwise(arch, options, shift=0):
     return expected, jnp.concatenate(found, axis=1)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+# The plan of each architecture; windows, linear biases and soft caps go through both.
+CHOSEN = {
+    "llama": "scan", "qwen": "unrolled blockwise", "gpt2": "scan", "gemma": "scan", "opt": "unrolled blockwise",
+    "olmo": "unrolled blockwise", "neox": "scan",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "plan"), [*CHOSEN.items(), ("gemma", "unrolled blockwise")])
 def test_prefill_and_decode_equal_the_full_pass(name, plan):
     expected, found = full_and_stepwise(ARCHITECTURES[name], PLANS[plan])
     assert difference(found, expected) < 1e-5
