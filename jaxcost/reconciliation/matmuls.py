@@ -10,7 +10,8 @@ A residual is explained by rules that each look for their own evidence:
 - padding: a library call or split padded K, M or N, shapes shown;
 - hoisting: a dot that bears an equation's name and size runs less often than the equation;
 - repetition: dots of one name, some with a sum fused into them, others bare, each for another consumer;
-- recomputation undone: the jaxpr replays, the compiled program holds no product under replay in that whole group.
+- recomputation undone: the jaxpr replays, the compiled program holds no product under replay in that whole group;
+- merged replay: some replayed products of a group are equal to others that are there (see `merged`).
 
 The amounts come from shapes, counts and the jaxpr; none is computed from the residual.
 """
@@ -25,6 +26,7 @@ from typing import Any
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.dead import dead_replay
 from jaxcost.prediction.ledgers import Prediction
+from jaxcost.reconciliation import merged
 from jaxcost.reconciliation.rows import Explanation, Finding, Row
 
 Place = tuple[str, str]
@@ -133,19 +135,27 @@ class Matmuls:
         yield from self._repeated(place)
 
     def _strength(self, place: Place, coarse: Mapping[Place, Place]) -> Iterable[Explanation]:
-        groups: dict[tuple[Place, str, int], list[Mapping[str, Any]]] = {}
-        for row in self.hlo["strength_reduced"]:
-            where = (row["scope"], row["phase"])
-            if row["total"] is not None and coarse.get(where, where) == place:
-                groups.setdefault((where, row["op_name"], row["flops"]), []).append(row)
-        amount, names = 0, []
-        for (where, _, size), rows in groups.items():
-            kept = rows[: self._equations(where, size) or len(rows)]
-            amount += sum(row["total"] for row in kept)
-            names += [f"{row['name']} ({row['opcode']})" for row in kept]
+        kept = [
+            row
+            for row in self._all_reduced()
+            if coarse.get((row["scope"], row["phase"]), (row["scope"], row["phase"])) == place
+        ]
+        amount, names = sum(row["total"] for row in kept), [f"{row['name']} ({row['opcode']})" for row in kept]
         if names:
             reason = "strength reduction: a product with one row or column became multiply and reduce"
             yield Explanation(-amount, reason, _listed(names))
+
+    def _all_reduced(self) -> list[Mapping[str, Any]]:
+        """The strength-reduced products, without what is repeated in several fusions."""
+        groups: dict[tuple[Place, str, int], list[Mapping[str, Any]]] = {}
+        for row in self.hlo["strength_reduced"]:
+            if row["total"] is not None:
+                groups.setdefault(((row["scope"], row["phase"]), row["op_name"], row["flops"]), []).append(row)
+        return [
+            row
+            for (where, _, size), rows in groups.items()
+            for row in rows[: self._equations(where, size) or len(rows)]
+        ]
 
     def _equations(self, place: Place, size: int) -> int | None:
         """Equations of one size in a place of the jaxpr; None where device and global sizes differ.
@@ -216,8 +226,10 @@ class Matmuls:
     def _fewer(self, members: Sequence[Place], place: Place) -> Iterable[Explanation]:
         """Explain equations of the jaxpr that the compiled program executes less often."""
         if place[1] == "replay":
-            yield from self._undone(members)
+            undone = list(self._undone(members))
+            yield from undone or self._merged(members)
             return
+        yield from self._merged(members)
         equations = [row for row in self.observed.data["jaxpr"]["rows"] if (row["scope"], row["phase"]) in members]
         if self.devices != 1 or any(row["total"] is None for row in equations):
             return
@@ -269,6 +281,9 @@ class Matmuls:
             top = _top(item[0])
             if any(_top(row["scope"]) == top for row in (*self._dots("replay"), *self._reduced("replay"))):
                 continue
+            nameless = (row for row in self.hlo["contractions"] if not row["op_name"])
+            if self.devices == 1 and any(_top(row["scope"]) == top for row in nameless):
+                continue  # which of the nameless are replay is only inferred: `merged` counts over all phases
             equations = [row for row in self.observed.data["jaxpr"]["rows"] if (row["scope"], row["phase"]) == item]
             forward = [row["name"] for row in self._dots("forward") if _touches(row, (item[0], "forward"))]
             total = sum(row["total"] or 0 for row in equations)
@@ -277,6 +292,26 @@ class Matmuls:
             kept = f"no product under replay in {top}; forward results kept: {_listed(forward)}"
             evidence = f"{len(equations)} equations under replay in the jaxpr, {kept}"
             yield Explanation(-(total // self.devices), "recomputation undone by the compiler", evidence)
+
+    @cached_property
+    def merged(self) -> Mapping[Place, tuple[int, str]]:
+        """Replay merged with equal products, by place: FLOPs and evidence (see `merged`)."""
+        equations = merged.done(self.observed.data["jaxpr"]["rows"])
+        dots = merged.done(
+            {**row, "flops": self._logical(row), "total": row["executions"] and row["executions"] * self._logical(row)}
+            for row in self.hlo["contractions"]
+            if row["flops"] is not None
+        )
+        reduced = merged.done(self._all_reduced())
+        if self.devices != 1 or equations is None or dots is None or reduced is None:
+            return {}
+        return merged.merged(self.prediction.case, equations, [*dots, *reduced])
+
+    def _merged(self, members: Sequence[Place]) -> Iterable[Explanation]:
+        for place in sorted(members):
+            if place in self.merged:
+                amount, evidence = self.merged[place]
+                yield Explanation(amount, merged.REASON, evidence)
 
     def _reduced(self, phase: str) -> list[Mapping[str, Any]]:
         return [row for row in self.hlo["strength_reduced"] if row["phase"] == phase]
@@ -288,13 +323,13 @@ class Matmuls:
             row
             for row in self._rows("matmul_flops")[1:]
             for item in row.explanations
-            if item.reason.startswith("recomputation undone")
+            if item.reason.startswith(("recomputation undone", merged.REASON))
         ]
         if undone:
             scopes = tuple(sorted({row.scope for row in undone}))
             found.append(
                 Finding(
-                    "recomputation undone", "the compiler removed the declared recomputation in these scopes", scopes
+                    "recomputation undone", "the compiler removed declared recomputation in these scopes", scopes
                 )
             )
         if self.hlo["unattributed"]:

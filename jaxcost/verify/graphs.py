@@ -7,7 +7,7 @@ than the layers) is not drawn beside it. A residual form brings the norms it nee
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import strategies as st
 
@@ -99,7 +99,7 @@ def attentions(draw: st.DrawFn, hidden: int, tensor: int, largest: int, smallest
 @st.composite
 def mlps(draw: st.DrawFn, tensor: int, largest: int, smallest: int = 1) -> Mlp:
     """Gated and classic blocks, with and without bias, of any width that `tensor` divides."""
-    form = draw(st.sampled_from(("gated", "classic")))
+    form: Literal["gated", "classic"] = draw(st.sampled_from(("gated", "classic")))
     fused = form == "gated" and tensor == 1 and draw(st.integers(0, 2)) == 0
     return Mlp(
         form=form,

@@ -267,8 +267,8 @@ def windows_cut_pairs_and_cache(case: Case) -> None:
     """Compare with full attention, and with pairs and cached rows looked at one by one."""
     arch = case.architecture
     full = variant(case, altered(arch, groups=tuple(group.replaced(windows=()) for group in arch.groups)))
-    rectangle = (flops_by_scope(variant(item, pairs="rectangular")) for item in (case, full))
-    expect(*rectangle, "rectangular FLOPs with and without windows")
+    cut, uncut = (flops_by_scope(variant(item, pairs="rectangular")) for item in (case, full))
+    expect(cut, uncut, "rectangular FLOPs with and without windows")
     legal, whole = (variant(item, pairs="legal") for item in (case, full))
     seen, wanted, uncut = flops_by_scope(legal), recount.by_scope(legal), flops_by_scope(whole)
     for index in range(len(arch.groups)):

@@ -191,7 +191,7 @@ def products(case: Case) -> Iterator[Product]:
 
     live = trained("embed")
     if arch.embedding_width:
-        yield Product("embed/project_in", 0, rows, w, d, True, (live, live))
+        yield Product("embed/project_in", 0, rows, w, d, True, (live, trained("embed/project_in")))
     for index, group in enumerate(arch.groups):
         scope, layer = f"group{index}", group.layer
         h, k, e, f = layer.attention.query_heads, layer.attention.kv_heads, layer.attention.head_dim, layer.mlp.width
