@@ -185,7 +185,11 @@ def test_an_unknown_count_is_not_zero() -> None:
 
 def test_an_opaque_kernel_is_unmeasured_and_not_zero() -> None:
     def opaque(document: dict[str, Any]) -> None:
-        document["hlo"]["opaque"].append({"target": "mystery", "scope": "group0/attn", "phase": "forward"})
+        document["hlo"]["opaque"].append({
+            "id": 1, "name": "custom-call.99", "computation": "main", "target": "mystery", "op_name": "jit(f)/mystery",
+            "scope": "group0/attn", "phase": "forward", "operands": ["f32[2,2]"], "result": "f32[2,2]",
+            "executions": 1, "declared": {},
+        })  # fmt: skip
 
     row = row_of(report(CPU, opaque), "opaque_flops:group0/attn:forward")
     assert (row.prediction, row.observation, row.status) == (None, None, "unmeasured")
