@@ -57,7 +57,7 @@ def kernel_problems(case: Case) -> Iterator[Problem]:
             "workload.dropout", True, f"{plan} is called without dropout of probabilities",
             "leave dropout out, or " + _INSTEAD,
         )  # fmt: skip
-    if plan == "splash" and work.new_tokens % SPLASH_ROWS:
+    elif plan == "splash" and work.new_tokens % SPLASH_ROWS:
         rule = f"splash works on blocks of {SPLASH_ROWS} rows"
         yield Problem("workload.new_tokens", work.new_tokens, rule, "use a multiple of 128, or " + _INSTEAD)
     if plan == "cudnn" and case.state.compute_dtype not in ("bf16", "fp16"):

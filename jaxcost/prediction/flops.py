@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxcost.contracts.kernels import SPLASH_ROWS, splash_block, splash_scheduled_pairs
 from jaxcost.prediction.program import Contraction, Program
-from jaxcost.prediction.replay import declared, walk
+from jaxcost.prediction.replay import declared, split_backward, walk
 from jaxcost.prediction.rows import Ledger, Row
 
 FMA = "one multiply-add is two FLOPs; "
@@ -28,6 +29,9 @@ def contraction_flops(program: Program, op: Contraction, pairs: str = "rectangul
 def flops(program: Program) -> Ledger:
     """Return the FLOPs ledger.
 
+    Splash computes only the blocks that a causal mask leaves; its rows say so in `scheduled_pairs` per head, next to a
+    value that follows the convention.
+
     `forward_causal` counts legal pairs only, whatever the convention of the other totals. `per_device` values are those
     of the worst device: sequences over data and fsdp, heads, MLP width and vocabulary over tensor.
     """
@@ -43,6 +47,7 @@ def flops(program: Program) -> Ledger:
     causes = (
         (f"remat {program.case.execution.remat}", declared(program)),
         ("blockwise backward", walk(program).kernel),
+        ("dQ apart from dK and dV", split_backward(program)),
     )
     for cause, ops in causes:
         again = [op for op in ops if isinstance(op, Contraction)]
@@ -75,6 +80,8 @@ def _row(
         "microbatches": program.case.workload.accumulate,
     }
     fields.update({axis: program.sizes.axis(axis, op.group) for axis in op.axes.split()})
+    if program.case.workload.attention == "splash" and program.is_pairwise(op):
+        fields |= _scheduled(program)
     windows = program.sizes.windows[op.group] if op.group is not None and program.sizes.windows else ()
     if windows and program.is_pairwise(op):
         fields["windows"] = windows
@@ -95,6 +102,15 @@ def _row(
         region=op.region,
         per_device=device,
     )
+
+
+def _scheduled(program: Program) -> dict[str, Any]:
+    """Return the block of a splash kernel and the pairs per head that it computes, where it can run at all."""
+    rows = program.sizes.axis("s")
+    if not isinstance(rows, int) or rows % SPLASH_ROWS:
+        return {}
+    block = splash_block(rows, program.case.workload.attention_block)
+    return {"block": block, "scheduled_pairs": splash_scheduled_pairs(rows, block)}
 
 
 def six_nd(program: Program) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxcost.prediction.program import Count, Lookup, Op, Primitive, Program
-from jaxcost.prediction.replay import declared, walk
+from jaxcost.prediction.replay import declared, split_backward, walk
 from jaxcost.prediction.rows import Ledger, Row
 from jaxcost.prediction.state import factored_axes, population
 
@@ -52,6 +52,8 @@ def primitives(program: Program) -> Ledger:
         rows.extend(_rows(program, op, "replay", counts_of(program, op, "forward"), "recomputation policy"))
     for op in walk(program).kernel:
         rows.extend(_rows(program, op, "replay", counts_of(program, op, "forward"), "blockwise backward"))
+    for op in split_backward(program):
+        rows.extend(_rows(program, op, "replay", counts_of(program, op, "forward"), "dQ apart from dK and dV"))
     rows.extend(optimizer_rows(program))
     totals: dict[str, Any] = {}
     by_phase: dict[str, dict[str, Any]] = {}

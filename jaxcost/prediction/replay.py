@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jaxcost.contracts.kernels import KERNEL_FAMILIES
 from jaxcost.prediction.program import Contraction, Op, Program
 
 Policy = Callable[[Program, Op], bool]
@@ -31,11 +32,20 @@ def _all(program: Program, op: Op) -> bool:
 
 
 def _all_but_contractions(program: Program, op: Op) -> bool:
-    return op.region == "block" and not isinstance(op, Contraction)
+    return op.region == "block" and (not isinstance(op, Contraction) or _in_library_kernel(program, op))
 
 
 def _all_but_weight_products(program: Program, op: Op) -> bool:
     return op.region == "block" and not (isinstance(op, Contraction) and not op.batch_axes)
+
+
+def _on_chip(program: Program, op: Op) -> bool:
+    return any(program.tensors[name].role == "onchip" for name in (*op.inputs, *op.outputs))
+
+
+def _in_library_kernel(program: Program, op: Op) -> bool:
+    """Whether a policy that looks for dots finds none, because a library's kernel does the product."""
+    return program.case.workload.attention in KERNEL_FAMILIES and _on_chip(program, op)
 
 
 def _quadratic(program: Program, op: Op) -> bool:
@@ -121,3 +131,19 @@ def walk(program: Program, remat: str | None = None) -> Walk:
     found = sorted(saved.values(), key=lambda item: order[item.name])
     ops = program.ops
     return Walk(tuple(found), tuple(op for op in ops if id(op) in useful), tuple(op for op in ops if id(op) in kernel))
+
+
+def split_backward(program: Program) -> tuple[Op, ...]:
+    """Return the ops whose work splash does once more than a blockwise backward pass that makes all gradients at once.
+
+    Its default backward pass is two kernels, one for dQ and one for dK and dV: each rebuilds the probabilities, and
+    each multiplies the output's gradient by V, which is the product of `values` with respect to the probabilities.
+    """
+    if program.case.workload.attention != "splash":
+        return ()
+    again = {id(op) for op in walk(program).kernel}
+    return tuple(
+        op
+        for op in program.ops
+        if id(op) in again or (isinstance(op, Contraction) and op.gradients and _on_chip(program, op))
+    )
