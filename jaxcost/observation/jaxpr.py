@@ -27,8 +27,8 @@ _KERNELS = ("pallas_call", "ffi_call", "custom_call", "dot_product_attention", "
 class JaxprRow:
     """One contraction equation. `flops` is one execution; `executions` counts scan trips and, in a shard_map, devices.
 
-    `batch`, `m`, `k`, `n` are None for a convolution. `flops` is None for a kernel; `declared` is its own cost
-    estimate.
+    `batch`, `m`, `k`, `n` are None for a convolution. `flops` is None for a kernel, whose
+    `operands` are all of them; `declared` is its own cost estimate.
     """
 
     primitive: str
@@ -196,8 +196,8 @@ class _Counter:
             self.unknowns.append(f"{primitive} at {name or 'the top'} is not counted")
         total = exact(flops) if flops is not None else Total(None, None, f"{primitive} is opaque")
         return JaxprRow(
-            primitive, name, where.scope, where.phase, *sizes, tuple(str(v.aval) for v in eqn.invars[:2]), flops, ONE,
-            total, declared,
+            primitive, name, where.scope, where.phase, *sizes,
+            tuple(str(v.aval) for v in (eqn.invars if flops is None else eqn.invars[:2])), flops, ONE, total, declared,
         )  # fmt: skip
 
 

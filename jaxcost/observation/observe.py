@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
+from jaxcost.observation.kernels import require_family, require_kernel
 from jaxcost.observation.observed import SCHEMA, SECTIONS, Observed
 from jaxcost.observation.pool import Pool, Reply, Request, WorkerFailure, request_for
 from jaxcost.observation.record import write_record
@@ -43,7 +44,8 @@ def target_for(case: Case, target: str) -> Target:
     """Return the target, with as many devices as the case's mesh; a bare `cpu` takes the mesh's size.
 
     Raises:
-        RejectedError: the text is no target, or mesh and target differ in their number of devices.
+        RejectedError: the text is no target, mesh and target differ in their number of devices, or the attention
+            kernel is written for another family.
     """
     devices = case.execution.device_count
     found = parse_target(f"cpu:{devices}" if target == "cpu" else target)
@@ -54,6 +56,7 @@ def target_for(case: Case, target: str) -> Target:
         rule = f"the mesh ({mesh}) has {count} and the target {found.text} has {found.device_count}"
         remedy = "choose a mesh whose product is the target's number of devices, or another target"
         raise reject("execution.mesh", mesh, rule, remedy)
+    require_family(case, found)
     return found
 
 
@@ -83,7 +86,9 @@ def observe(
     A worker that crashes, or exceeds its time or memory, gives an observation of status `failed`.
     """
     wish = Wish(case, target, optimisation_level, second_compile, record)
-    require(target_for(case, target))
+    found = target_for(case, target)
+    require(found)
+    require_kernel(case, found)
     seen = observe_many([wish], pool=pool)[0]
     failure = seen.data.get("failure")
     if failure and failure["kind"] == "rejected":
@@ -107,6 +112,7 @@ def observe_many(wishes: Iterable[Wish], *, pool: Pool | None = None) -> list[Ob
         try:
             target = targets[index] = target_for(wish.case, wish.target)
             require(target)
+            require_kernel(wish.case, target)
         except RejectedError as error:
             failure = WorkerFailure("rejected", str(error), problems=error.problems)
             results[index] = failed(wish.case, targets[index], wish.target, failure)

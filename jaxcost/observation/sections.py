@@ -21,9 +21,9 @@ AT_PEAK = 30
 # The components of the reference network; `cache` is the write and read of the K/V cache.
 COMPONENTS = (
     "embed", "tokens", "scale", "project_in", "positions", "norm", "attn_norm", "attn", "q_proj", "k_proj", "v_proj",
-    "q_norm", "k_norm", "rotary", "cache", "scores", "softcap", "softmax", "values", "o_proj", "attn_post_norm",
-    "mlp_norm", "mlp", "gate", "up", "activation", "down", "mlp_post_norm", "residual", "final_norm", "head",
-    "project_out", "loss", "optimizer",
+    "q_norm", "k_norm", "rotary", "cache", "kernel", "scores", "softcap", "softmax", "values", "o_proj",
+    "attn_post_norm", "mlp_norm", "mlp", "gate", "up", "activation", "down", "mlp_post_norm", "residual", "final_norm",
+    "head", "project_out", "loss", "optimizer",
 )  # fmt: skip
 
 

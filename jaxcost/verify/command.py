@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxcost.contracts.case import Case, build_case
 from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
+from jaxcost.observation.kernels import kernel_availability, require_kernel
 from jaxcost.observation.observe import Wish, observe_many, target_for
 from jaxcost.observation.observed import Observed
 from jaxcost.observation.pool import Pool, Progress, Reply, Request
@@ -243,7 +244,8 @@ def _available(jobs: list[Job], named: bool) -> tuple[list[Job], list[Mapping[st
         target = target_for(job.case, job.target)
         if named:
             require(target)
-        state = availability(target)
+            require_kernel(job.case, target)
+        state = kernel_availability(job.case) or availability(target)
         if isinstance(state, Unavailable):
             missing[target.family] = {"family": target.family, "reason": state.reason, "remedy": state.remedy}
         else:

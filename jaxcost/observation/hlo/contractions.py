@@ -8,6 +8,7 @@ whose cost no shape tells are listed as opaque, never as zero.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
@@ -18,7 +19,7 @@ from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 from jaxcost.observation.hlo.origins import Places, argument_of, behind, source_of
 from jaxcost.observation.hlo.schema import Proto, rejected
-from jaxcost.observation.hlo.scope import Place, common_scope, primitive_of
+from jaxcost.observation.hlo.scope import Place, common_scope, names_of, primitive_of, split_path
 from jaxcost.observation.hlo.trips import ZERO, Executions, Total, exact
 
 _GEMM = ("__cublas$lt$matmul", "__cublas$gemm")
@@ -27,9 +28,11 @@ _CUDNN_CONV = {
     "__cudnn$convBiasActivationForward": "forward", "__cudnn$convBackwardInput": "input",
     "__cudnn$convBackwardFilter": "filter",
 }  # fmt: skip
+_PALLAS = "tpu_custom_call"
 _OPAQUE_OPCODES = frozenset(["ragged-dot", "cholesky", "triangular-solve", "fft", "scan"])
 _LOOK_THROUGH = frozenset("bitcast copy convert reshape transpose".split())
 _CONCATENATE = frozenset(["concatenate"])
+_SLICE = frozenset(["slice"])
 _PRODUCTS = frozenset(["dot_general", "ragged_dot_general", "transpose"])  # a weight gradient's dot ends in /transpose
 
 
@@ -103,7 +106,11 @@ class StrengthReduced:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """A library call or kernel whose FLOPs its shapes do not tell. `declared` is what the kernel says of itself."""
+    """A library call or kernel whose FLOPs its shapes do not tell. `declared` is what the kernel says of itself.
+
+    In `declared`: a cost estimate (`flops`, `transcendentals`, `bytes_accessed`); of cuDNN's attention `scores_shape`
+    and `mask_type`; of a Pallas kernel its name, `kernel`, and the integers of its metadata, `metadata`.
+    """
 
     id: int
     name: str
@@ -346,17 +353,40 @@ class _Reader:
                 amount, rest = divmod(flops * piece.shape.size, joint.shape.size)
                 if rest:
                     return (), scope, False
-                pieces.append(
-                    Share(source_of(piece).op_name, path, self._scope_of_argument(path, scope),
-                          (piece.shape.size, joint.shape.size), amount)
-                )  # fmt: skip
+                own = self._scope_of_piece(piece, self._scope_of_argument(path, scope))
+                size = (piece.shape.size, joint.shape.size)
+                pieces.append(Share(source_of(piece).op_name, path, own, size, amount))
             if all(p.scope for p in pieces):
                 return tuple(pieces), common_scope(p.scope for p in pieces), True
             near = {self.places.of(source_of(p)).scope for p in joint.operands}
             top = scope.split("/")[0]
             shared = common_scope(s for s in (*near, scope) if s.split("/")[0] == top)
             return tuple(pieces), shared.rpartition("/")[0] if shared == scope else shared, False
+        for operand in at.operands[:2]:
+            above = self._fused(operand, scope)
+            if above:
+                return (), above, True
         return (), scope, True
+
+    def _scope_of_piece(self, piece: Instruction, above: str) -> str:
+        """The scope of a slice of a fused weight: the product that cut it, where that lies in the weight's scope."""
+        cut = source_of(piece, _SLICE)
+        own = self.places.of(cut).scope if cut.opcode == "slice" and cut.op_name else ""
+        return own if above and own.startswith(above + "/") else above
+
+    def _fused(self, operand: Instruction, scope: str) -> str:
+        """The scope above several products, where the operand is the whole of a weight named after none of them.
+
+        `attn.qkv.weight` in one piece means that the products of q, k and v became one.
+        """
+        argument = argument_of(self.module, operand)
+        words = _words(argument.op_name) if argument is not None else []
+        if len(words) < 2 or not self.places.scopes or not words[-2].isidentifier() or words[-2] in self.places.scopes:
+            return ""
+        if source_of(operand, _SLICE).opcode == "slice":
+            return ""
+        above = self._scope_of_argument(" ".join(words), scope)
+        return above if scope.startswith(above + "/") else ""
 
     def _by_weight(self, at: Instruction, where: Place) -> Place:
         """The place of a dot whose name the compiler dropped: the weight it multiplies, if it multiplies one, tells."""
@@ -373,12 +403,13 @@ class _Reader:
         """The scope of a weight by its path, when the path names a known component (`params.attn.q_proj.weight`)."""
         if not path or not self.places.scopes:
             return ""
-        words = "".join(c if c.isalnum() or c == "_" else " " for c in path).split()
-        named = [w for w in words if w in self.places.scopes]
+        named = [w for w in _words(path) if w in self.places.scopes]
         if not named:
             return ""
         above = scope.split("/") if scope else []
         if len(named) == 1:
+            if named[0] in above:
+                return "/".join(above[: above.index(named[0]) + 1])
             return "/".join([*above[:-1], *named])
         # `groups[0].mlp.up` under the scope `group0/attn/q_proj` of the dot it was merged into is `group0/mlp/up`.
         depth = above.index(named[0]) if named[0] in above else 1
@@ -455,7 +486,35 @@ def _declared(at: Instruction) -> dict[str, Any]:
             found["scores_shape"] = [int(s) for s in sizes]
         if isinstance(attention.get("mask_type"), str):
             found["mask_type"] = attention["mask_type"]
+    if at.proto.custom_call_target == _PALLAS:
+        found |= _pallas(at)
     return found
+
+
+def _pallas(at: Instruction) -> dict[str, Any]:
+    """The name of a Pallas kernel, which is the scope around its call, and the block sizes it was built with."""
+    found: dict[str, Any] = {}
+    path = split_path(names_of(at.op_name)[0])
+    if len(path) > 1 and path[-1] == "pallas_call":
+        found["kernel"] = path[-2]
+    attributes = {entry.key: entry.value for entry in at.proto.frontend_attributes.map}
+    outer = _json(attributes.get("kernel_metadata", ""))
+    inner = _json(outer.get("xprof_metadata", ""))
+    found["metadata"] = {str(key): value for key, value in inner.items() if isinstance(value, int)}
+    return found
+
+
+def _words(path: str) -> list[str]:
+    """The names in the path of an argument: `parameters.groups[0].attn.qkv.weight` has six."""
+    return "".join(c if c.isalnum() or c == "_" else " " for c in path).split()
+
+
+def _json(text: object) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_contractions(
