@@ -11,7 +11,8 @@ A residual is explained by rules that each look for their own evidence:
 - hoisting: a dot that bears an equation's name and size runs less often than the equation;
 - repetition: dots of one name, some with a sum fused into them, others bare, each for another consumer;
 - recomputation undone: the jaxpr replays, the compiled program holds no product under replay in that whole group;
-- merged replay: some replayed products of a group are equal to others that are there (see `merged`).
+- merged replay: some replayed products of a group are equal to others that are there (see `merged`);
+- opaque kernel: the products of a library's call by its declared closed form (see `kernels`), instruction named.
 
 The amounts come from shapes, counts and the jaxpr; none is computed from the residual.
 """
@@ -19,14 +20,14 @@ The amounts come from shapes, counts and the jaxpr; none is computed from the re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.dead import dead_replay
 from jaxcost.prediction.ledgers import Prediction
-from jaxcost.reconciliation import merged
+from jaxcost.reconciliation import kernels, merged
 from jaxcost.reconciliation.rows import Explanation, Finding, Row
 
 Place = tuple[str, str]
@@ -89,6 +90,8 @@ class Matmuls:
         compiled = counter == "matmul_flops"
         section: Mapping[str, Any] = self.hlo if compiled else self.observed.data["jaxpr"]
         left, right = (self.predicted, self.compiled) if compiled else (self.predicted_global, self.jaxpr)
+        calls = [call for call in map(kernels.call_of, section["opaque"]) if call is not None]
+        right = _summed([*right.items(), *((place, 0) for call in calls for place in call.amounts)])
         coarse = _coarse(left, right)
         left, right = _merged(left, coarse), _merged(right, coarse)
         unknown = {
@@ -99,18 +102,21 @@ class Matmuls:
         reason = "; ".join(str(item) for item in section["unknowns"]) or "a number of executions is unknown"
         rows = []
         for place in sorted(set(left) | set(right)):
-            explanations = tuple(self._explanations(place, compiled, coarse))
+            explanations = (*self._explanations(place, compiled, coarse), *_opaque(place, calls, coarse))
             seen = None if place in unknown else right.get(place, 0)
             rows.append(
                 Row(counter, *place, UNIT, left.get(place, 0), seen, explanations, reason if seen is None else "")
             )
+        undeclared = kernels.undeclared(section["opaque"])
+        rows = [_hidden(row, undeclared) for row in rows]
         if compiled:
             rows = self._grouped(rows)
         total = section["flops"]
+        if undeclared:
+            total, reason = None, _nobody(undeclared)
         folded = _folded(item for row in rows for item in row.explanations)
         whole = Row(counter, "", "", UNIT, sum(left.values()), total, folded, reason if total is None else "")
-        opaque = section["opaque"] if compiled else []
-        return [whole, *rows, *(_opaque_row(item) for item in opaque)]
+        return [whole, *rows, *(_opaque_row(item) for item in undeclared if compiled)]
 
     def _explanations(self, place: Place, compiled: bool, coarse: Mapping[Place, Place]) -> Iterable[Explanation]:
         members = [
@@ -128,11 +134,27 @@ class Matmuls:
                     -(device if compiled else everywhere), "dead replay dropped by differentiation", evidence
                 )
         if not compiled:
+            yield from self._row_sums(place)
             return
         yield from self._strength(place, coarse)
         yield from self._padding(place, coarse)
         yield from self._fewer(members, place)
         yield from self._repeated(place)
+
+    def _row_sums(self, place: Place) -> Iterable[Explanation]:
+        """A sum over the width of two arrays beside a kernel, spelled as a product with one row and one column."""
+        found = [
+            row
+            for row in self.observed.data["jaxpr"]["rows"]
+            if (row["scope"], row["phase"]) == place
+            and place[0].endswith("/kernel")
+            and (row["m"], row["n"]) == (1, 1)
+            and row["total"] is not None
+        ]
+        if found:
+            names = _listed(f"{row['name'].rsplit('/', 1)[-1]} ({' x '.join(row['operands'])})" for row in found)
+            reason = "a row sum beside a kernel, spelled as a product and counted as primitives"
+            yield Explanation(sum(row["total"] for row in found), reason, names)
 
     def _strength(self, place: Place, coarse: Mapping[Place, Place]) -> Iterable[Explanation]:
         kept = [
@@ -328,18 +350,43 @@ class Matmuls:
         if undone:
             scopes = tuple(sorted({row.scope for row in undone}))
             found.append(
-                Finding(
-                    "recomputation undone", "the compiler removed declared recomputation in these scopes", scopes
-                )
+                Finding("recomputation undone", "the compiler removed declared recomputation in these scopes", scopes)
             )
+        found += kernels.findings(self.hlo["opaque"])
         if self.hlo["unattributed"]:
             names = tuple(f"{row['phase']}: {_listed(row['instructions'])}" for row in self.hlo["unattributed"])
             found.append(Finding("unattributed", "contractions without a component scope", names))
         return found
 
 
+def _opaque(place: Place, calls: Iterable[kernels.Call], coarse: Mapping[Place, Place]) -> Iterable[Explanation]:
+    """The products of a place that opaque calls do instead of the contractions one can count."""
+    found = [
+        (call, amount) for call in calls for where, amount in call.amounts.items() if coarse.get(where, where) == place
+    ]
+    if found:
+        names = _listed(dict.fromkeys(f"{call.name} ({call.kernel}: {call.shape})" for call, _ in found))
+        yield Explanation(-sum(amount for _, amount in found), "opaque kernel: declared closed form", names)
+
+
+def _hidden(row: Row, undeclared: Sequence[Mapping[str, Any]]) -> Row:
+    """Return a row without an observation where a kernel that nobody declared may hold what is missing from it."""
+    inside = [item for item in undeclared if _holds(item, (row.scope, row.phase))]
+    return replace(row, observation=None, reason=_nobody(inside)) if inside and row.status == "open" else row
+
+
+def _holds(item: Mapping[str, Any], place: Place) -> bool:
+    around = item["scope"].rpartition("/")[0] or item["scope"]
+    near = place[0] == around or _below(place[0], around) or _below(around, place[0])
+    return near and (item["phase"] == place[1] or (item["phase"], place[1]) == ("backward", "replay"))
+
+
+def _nobody(items: Sequence[Mapping[str, Any]]) -> str:
+    return f"nobody declared what these calls multiply: {_listed(item['name'] for item in items)}"
+
+
 def _opaque_row(item: Mapping[str, Any]) -> Row:
-    reason = f"{item['target']} is opaque: its FLOPs do not follow from its shapes"
+    reason = f"{item['target']} is opaque and not declared here: its FLOPs do not follow from its shapes"
     return Row("opaque_flops", item["scope"], item["phase"], UNIT, None, None, reason=reason)
 
 

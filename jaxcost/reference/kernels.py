@@ -37,9 +37,7 @@ def kernel_of(case: Case) -> Kernel | None:
     return Kernel(work.attention, splash_block(work.new_tokens, work.attention_block))
 
 
-def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring, kernel: Kernel, layout: Layout
-) -> jax.Array:
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring, kernel: Kernel, layout: Layout) -> jax.Array:
     """Return causal softmax(scale q k^T) v for q `[b, s, k, g, e]`, k and v `[b, s, k, e]`, as `[b, s, k, g, e]`."""
     with jax.named_scope("kernel"):
         if kernel.name == "cudnn":
@@ -89,4 +87,3 @@ def splash(
     return jax.shard_map(
         local, mesh=layout.mesh, in_specs=(grouped, rows, rows), out_specs=grouped, check_vma=False
     )(q, k, v)  # fmt: skip
-

@@ -52,9 +52,9 @@ def report(name: str, change: Callable[[dict[str, Any]], object] | None = None) 
     return reconcile(prediction(name), observed(name, change))
 
 
-def with_module(name: str, folder: Path, edit: Callable[[Proto], object]) -> Observed:
+def with_module(name: str, folder: Path, edit: Callable[[Proto], object], within: Path | None = None) -> Observed:
     """A record whose compiled module was edited, read again from its files, digests made good."""
-    source = room("hlo_dumps") / f"{name}.json"
+    source = (within or room("hlo_dumps")) / f"{name}.json"
     content = json.loads(source.read_text(encoding="utf-8"))
     module, assignment = parse(lzma.decompress(source.with_suffix(".hlo.xz").read_bytes()))
     edit(module)
