@@ -201,7 +201,7 @@ def tensor_entries(case: Case) -> list[dict[str, Any]]:
 
 
 def _entry(name: str, shape: Sequence[int], case: Case, scope: str) -> dict[str, Any]:
-    trainable = case.workload.phase == "training" and not case.is_frozen(scope)
+    trainable = not case.is_frozen(scope)
     return {
         "name": name, "shape": list(shape), "dtype": case.state.parameter_dtype, "kind": "parameter",
         "trainable": trainable, "alias": name,
