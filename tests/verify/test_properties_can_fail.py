@@ -151,6 +151,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Case], Patch]]] = {
     "backward_counts_gradients_needed": [
         (lambda: train(frozen=["embed", "group0"]), attribute(Builder, "_gradients", every_gradient)),
         (train, total("flops", "backward", lambda case, n: n - 2)),
+        (lambda: train(narrow(), frozen=["embed/project_in"]), attribute(Builder, "_gradients", every_gradient)),
     ],
     "batches_add_up": [(train, more()), (train, more("head"))],
     "sequences_add_up": [(prefill, more("values"))],
