@@ -403,13 +403,16 @@ class _Reader:
         """The scope of a weight by its path, when the path names a known component (`params.attn.q_proj.weight`)."""
         if not path or not self.places.scopes:
             return ""
-        named = [w for w in _words(path) if w in self.places.scopes]
+        words = _words(path)
+        named = [w for w in words if w in self.places.scopes]
         if not named:
             return ""
         above = scope.split("/") if scope else []
         if len(named) == 1:
             if named[0] in above:
                 return "/".join(above[: above.index(named[0]) + 1])
+            if words[-2:-1] != named and len(above) > 1:  # `mlp.gate_up.weight` beside a product of `attn`
+                return "/".join([above[0], *named])
             return "/".join([*above[:-1], *named])
         # `groups[0].mlp.up` under the scope `group0/attn/q_proj` of the dot it was merged into is `group0/mlp/up`.
         depth = above.index(named[0]) if named[0] in above else 1

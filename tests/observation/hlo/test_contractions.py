@@ -111,6 +111,36 @@ def test_a_merged_dot_is_split_by_its_weights():
     assert {scope for scope, _ in every.contractions.by_place} == {"group0/attn"}
 
 
+def fused(x, blk):
+    """Products with pieces of one stored weight: q, k, v of `attn.qkv`, and gate and up of `mlp.gate_up`."""
+    out = []
+    with jax.named_scope("group0"):
+        for part, stored, sizes in (("attn", "qkv", {"q_proj": 512, "k_proj": 128, "v_proj": 128}),
+                                    ("mlp", "gate_up", {"gate": 256, "up": 256})):  # fmt: skip
+            start = 0
+            for name, size in sizes.items():
+                with jax.named_scope(part), jax.named_scope(name):
+                    weight = jax.lax.slice_in_dim(blk[part][stored]["weight"], start, start + size, axis=1)
+                    out.append(jnp.tanh(x[part] @ weight))
+                start += size
+    return out
+
+
+@pytest.mark.cuda
+def test_a_dot_over_a_whole_fused_weight_lies_above_its_products():
+    sharding = jax.sharding.SingleDeviceSharding(cuda_devices(1)[0])
+    struct = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.bfloat16, sharding=sharding)  # noqa: E731
+    blk = {"attn": {"qkv": {"weight": struct(256, 768)}}, "mlp": {"gate_up": {"weight": struct(256, 512)}}}
+    data, _ = dump(fused, {"attn": struct(2048, 256), "mlp": struct(2048, 256)}, blk)
+    scopes = frozenset(["group0", "attn", "mlp", "q_proj", "k_proj", "v_proj", "gate", "up"])
+    reading = read_hlo(data, platform="cuda", scopes=scopes)
+    # One dot each: it bears the name of one product, and its operand the name of none.
+    assert {scope: total.value for (scope, _), total in reading.contractions.by_place.items()} == {
+        "group0/attn": 2 * 2048 * 256 * 768,
+        "group0/mlp": 2 * 2048 * 256 * 512,
+    }
+
+
 def brute_pairs(kernel, size, out, stride, low, wdil, bdil):
     return sum(
         0 <= p < (size - 1) * bdil + 1 and p % bdil == 0
