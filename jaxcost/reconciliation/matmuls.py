@@ -226,7 +226,8 @@ class Matmuls:
         """Compare a group of layers once, over all phases, where the compiler dropped names of products in it and the
         places inferred for them do not add up.
 
-        Both sides are summed alike, so nothing closes that the group's totals and explanations do not close.
+        Where a product could stand in any of several groups, all that are not settled are compared as one. Both sides
+        are summed alike, so nothing closes that the totals and explanations do not close.
         """
         nameless: dict[str, list[str]] = {}
         for row in self.hlo["contractions"]:
@@ -234,12 +235,14 @@ class Matmuls:
                 nameless.setdefault(_top(row["scope"]), []).append(row["name"])
         unsettled = {_top(row.scope) for row in rows if row.status == "open"} & {*nameless}
         kept = [row for row in rows if _top(row.scope) not in unsettled]
-        for top in sorted(unsettled):
-            inside = [row for row in rows if _top(row.scope) == top]
+        together = [sorted(unsettled)] if "" in unsettled else [[top] for top in sorted(unsettled)]
+        for tops in together:
+            top = tops[0]
+            inside = [row for row in rows if _top(row.scope) in tops]
             predicted = sum(row.prediction for row in inside if isinstance(row.prediction, int))
             seen = [row.observation for row in inside]
             total = None if None in seen else sum(value for value in seen if value is not None)
-            names = nameless[top]
+            names = [name for each in tops for name in nameless[each]]
             reason = f"the compiler dropped the names of {_listed(names)}: compared over all parts and phases"
             folded = _folded(item for row in inside for item in row.explanations)
             kept.append(Row("matmul_flops", top, "", UNIT, predicted, total, folded, reason))

@@ -314,3 +314,32 @@ def test_xla_s_counters_carry_verdicts_and_decide_nothing() -> None:
             counter["value"] = 1
 
     assert report(LLAMA, nonsense).status == found.status
+
+
+# Products between groups ------------------------------------------------------------------------------------------
+
+
+def stray(document: dict[str, Any]) -> None:
+    """Two products lose their names: one keeps its place, the other is taken for another phase of no group at all."""
+    rows = [r for r in document["hlo"]["contractions"] if (r["scope"], r["phase"]) == ("group0/mlp/up", "forward")]
+    kept = next(
+        r for r in document["hlo"]["contractions"] if (r["scope"], r["phase"]) == ("group0/mlp/gate", "forward")
+    )
+    kept.update(op_name="", scope_exact=False)
+    for row in rows:
+        _place(document, row["scope"], row["phase"])["flops"] -= row["total"]
+        document["hlo"]["by_scope_phase"].append({"scope": "", "phase": "backward", "flops": row["total"]})
+        row.update(op_name="", scope="", phase="backward", scope_exact=False)
+
+
+def test_products_of_no_certain_group_are_compared_with_all_that_is_not_settled() -> None:
+    found = report(CPU, stray)
+    assert not [row.key for row in found.rows if row.counter == "matmul_flops" and row.status == "open"]
+    (row,) = [row for row in found.rows if row.counter == "matmul_flops" and "dropped the names" in row.reason]
+    assert row.status == "exact"
+
+    def short(document: dict[str, Any]) -> None:
+        stray(document)
+        document["hlo"]["by_scope_phase"][-1]["flops"] -= 2
+
+    assert [row for row in report(CPU, short).rows if row.counter == "matmul_flops" and row.status == "open"]
