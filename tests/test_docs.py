@@ -104,6 +104,11 @@ def explanation_reasons(source: str) -> set[str]:
 def _texts(node: ast.expr, function: ast.FunctionDef) -> Iterable[str]:
     if isinstance(node, ast.Constant):
         yield str(node.value)
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # a constant of a module beside
+        for path in (path for path in RECONCILIATION if path.stem == node.value.id):
+            for line in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(line, ast.Assign) and [getattr(t, "id", "") for t in line.targets] == [node.attr]:
+                    yield from (str(c.value) for c in ast.walk(line.value) if isinstance(c, ast.Constant))
     elif isinstance(node, ast.Name):
         for other in ast.walk(function):
             if isinstance(other, ast.Assign) and any(

@@ -12,6 +12,7 @@ config the inner file decides, also about ties: an outer `tie_word_embeddings` s
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -76,7 +77,9 @@ def _flat(data: Mapping[str, Any], name: str, source: str, where: str, notes: st
 def _check_unread(keys: Keys, key: str, value: object, kind: str) -> None:
     if not is_known(key, kind):
         rule = f"a key that model type {kind} does not define"
-        keys.problem(key, value, rule, "remove it if it has no effect, or write a manifest")
+        near = difflib.get_close_matches(key, keys.read - set(keys.data), n=1, cutoff=0.8)
+        hint = f"did you mean {near[0]}? Else " if near else ""
+        keys.problem(key, value, rule, f"{hint}remove it if it has no effect, or write a manifest")
     elif not is_inert(key, value):
         rule = f"changes the graph ({INERT[key].reason})"
         keys.problem(key, value, rule, "such a model cannot be imported yet; write a manifest")

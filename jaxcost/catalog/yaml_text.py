@@ -54,7 +54,7 @@ def parse_yaml(text: str | bytes, where: str = "input") -> Any:
         raise reject(where, "nesting", "nested too deeply", f"use at most {MAXIMUM_DEPTH} levels") from None
     except (yaml.YAMLError, ValueError) as error:
         detail = " ".join(str(error).split())[:200]
-        raise reject(where, "text", f"not YAML ({detail})", "correct the syntax at that position") from None
+        raise reject(where, None, f"not YAML ({detail})", "correct the syntax at that position") from None
     if problems:
         raise RejectedError(problems)
     return data

@@ -117,9 +117,17 @@ def _usage_problem(error: click.UsageError) -> Problem:
     elif isinstance(error, click.BadParameter) and error.param is not None:
         where = error.param.opts[0] if error.param.param_type_name == "option" else (error.param.name or "")
     message = error.format_message().rstrip(".?")
+    if isinstance(error, click.NoSuchOption) and (owners := _commands_with(error.option_name)):
+        remedy = f"{', '.join(owners)} {'have' if owners[1:] else 'has'} it; see `{command} --help`"
+        return Problem(where, None, f"not an option of `{command}`", remedy)
     near = difflib.get_close_matches(message.rpartition("'")[0].rpartition("'")[2], COMMANDS, n=1) if not where else []
     hint = f"did you mean `jaxcost {near[0]}`? See" if near else "see"
     return Problem(where or "command line", None, message[:1].lower() + message[1:], f"{hint} `{command} --help`")
+
+
+def _commands_with(option: str) -> list[str]:
+    commands = ((name, import_module(COMMANDS[name][0]).COMMANDS[name]) for name in COMMANDS)
+    return [f"`jaxcost {name}`" for name, command in commands if any(option in item.opts for item in command.params)]
 
 
 def _fail(words: list[str], error: Exception) -> int:

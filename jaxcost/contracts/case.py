@@ -182,13 +182,17 @@ def build_case(
         if name in options
     }
     if work["new_tokens"] is None:
-        problems.append(Problem("seq", None, f"phase {phase} needs the number of new tokens", "give seq (--seq N)"))
+        who = f"phase {phase}" if phase else "every phase but decode"
+        problems.append(Problem("seq", None, f"{who} needs the number of new tokens", "give seq (--seq N)"))
         work["new_tokens"] = 1
     if phase is None:
         problems.append(
             Problem("phase", None, "a case needs a phase", "give phase (--phase training, prefill or decode)")
         )
         work["phase"] = "prefill"
+    if isinstance(run.get("mesh"), str):
+        remedy = 'write {fsdp = 8} in a file, {"fsdp": 8} in Python; only --mesh takes text'
+        problems.append(Problem("execution.mesh", run.pop("mesh"), "must be a table of axes and their sizes", remedy))
     if "mesh" in run:
         run["mesh"] = mesh_axes(run["mesh"])
     parts: dict[str, Any] = {}

@@ -187,7 +187,7 @@ def parse_json(text: str | bytes, where: str = "input") -> Any:
     except RecursionError:
         raise reject(where, "nesting", "nested too deeply", f"use at most {MAXIMUM_DEPTH} levels") from None
     except ValueError as error:
-        raise reject(where, "text", f"not JSON ({error})", "correct the syntax at that position") from None
+        raise reject(where, None, f"not JSON ({error})", "correct the syntax at that position") from None
     if problems:
         raise RejectedError(problems)
     return _bounded(data, where)
@@ -200,7 +200,7 @@ def parse_toml(text: str | bytes, where: str = "input") -> Any:
     except RecursionError:
         raise reject(where, "nesting", "nested too deeply", f"use at most {MAXIMUM_DEPTH} levels") from None
     except ValueError as error:
-        raise reject(where, "text", f"not TOML ({error})", "correct the syntax at that position") from None
+        raise reject(where, None, f"not TOML ({error})", "correct the syntax at that position") from None
     return _bounded(data, where)
 
 

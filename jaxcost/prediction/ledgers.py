@@ -56,7 +56,8 @@ class Prediction:
         found: Any = self.ledgers[ledger].totals if ledger in self.ledgers else None
         for part in rest.split("."):
             if not isinstance(found, dict) or part not in found:
-                raise KeyError(f"{path} is not a total of a prediction")
+                there = ", ".join(found if isinstance(found, dict) else self.ledgers)
+                raise KeyError(f"{path} is not a total of a prediction; there are {there}")
             found = found[part]
         return found
 

@@ -291,7 +291,7 @@ def _casts(
     scalars = sum(wanted.scalars for wanted, _ in cast)
     amount = sum(found.bytes - payload_bytes(wanted.scalars, wanted.dtype) for wanted, found in cast)
     declared = cast[0][0].dtype
-    reason = f"{scalars} scalars are stored as {usual}; the case keeps them as {declared}"
+    reason = f"{scalars:,} scalars are stored as {usual}; the case keeps them as {declared}"
     tally.add("bytes", (amount,), reason, f"dtype {usual} in the headers of {len(cast)} arrays")
 
 

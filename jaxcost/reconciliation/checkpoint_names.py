@@ -130,7 +130,9 @@ def choose_layout(program: Program, names: Sequence[str], wanted: str | None, na
         return fits[0] if len(fits) == 1 else _one_of(fits, program.case.architecture.family)
     assert nearest is not None
     shared, _, name, expected = nearest
-    return Choice(name, expected, False, f"no layout's names agree exactly; {name} shares {shared} of {len(stored)}")
+    lacking = len({tensor.name for tensor in expected if tensor.alias == tensor.name} - stored)
+    basis = f"{shared} of the {len(stored)} stored names are its own, {lacking} of its names are not stored"
+    return Choice(name, expected, False, f"no layout's names agree exactly; nearest is {name}: {basis}")
 
 
 def _one_of(fits: Sequence[Choice], family: str) -> Choice:

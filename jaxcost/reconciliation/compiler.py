@@ -69,7 +69,7 @@ def _verdict(name: str, counter: Mapping[str, Any], predicted: int | None, value
 def _flops_verdict(counter: Mapping[str, Any], predicted: int | None, value: int) -> str:
     once = counter.get("contractions_once_flops")
     if counter["loops"] and once is not None:
-        parts = f"{once} of contractions, {value - once} of the rest"
+        parts = f"{once:,} of contractions, {value - once:,} of the rest"
         return f"wrong: {_ratio(predicted, value)}; {counter['loops']} loop bodies count once ({parts})"
     return f"not comparable: element-wise operations are in it; {_ratio(predicted, value)}"
 

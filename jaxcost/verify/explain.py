@@ -46,7 +46,7 @@ def explain_row(report: Report, key: str) -> Mapping[str, Any]:
         "steps": [
             {
                 "step": "shapes",
-                "rows": [{"tensor": t["tensor"], "axes": t["axes"], "shape": t["shape"]} for t in tensors],
+                "rows": [{key: t[key] for key in ("tensor", "axes", "shape", "layers")} for t in tensors],
             },
             {"step": "elements", "rows": [{"tensor": t["tensor"], "elements": t["elements"]} for t in tensors]},
             {
@@ -112,6 +112,7 @@ def _tensors(program: Program, row: Row) -> list[dict[str, Any]]:
                 "tensor": name,
                 "axes": tensor.axes,
                 "shape": list(shape),
+                "layers": tensor.repeat,
                 "dtype": tensor.dtype,
                 "elements": elements,
                 "bytes": payload_bytes(elements, tensor.dtype),

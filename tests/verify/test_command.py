@@ -230,7 +230,8 @@ def explained(key: str, capsys: Capture, name: str = CPU) -> dict[str, Any]:
 @pytest.mark.parametrize("counter", ["matmul_flops", "jaxpr_matmul_flops"])
 def test_a_product_is_walked_from_shapes_to_residual(counter: str, capsys: Capture) -> None:
     steps = explained(f"{counter}:group0/attn/scores:forward", capsys)
-    assert {"tensor": "group0/attn/scores/out", "axes": "b k g s t", "shape": [2, 2, 2, 8, 8]} in steps["shapes"]
+    shape = {"axes": "b k g s t", "shape": [2, 2, 2, 8, 8], "layers": 2}
+    assert {"tensor": "group0/attn/scores/out", **shape} in steps["shapes"]
     assert {"tensor": "group0/attn/scores/out", "elements": 1024} in steps["elements"]
     assert {"tensor": "group0/attn/scores/out", "dtype": "bf16", "bytes": 2048} in steps["bytes"]
     assert [row["value"] for row in steps["FLOPs"]] == [4096]
@@ -239,7 +240,9 @@ def test_a_product_is_walked_from_shapes_to_residual(counter: str, capsys: Captu
 
 def test_a_tensor_is_walked(capsys: Capture) -> None:
     steps = explained("tensor:group0/attn/q_proj/weight", capsys)
-    assert steps["shapes"] == [{"tensor": "group0/attn/q_proj/weight", "axes": "d h e", "shape": [8, 4, 2]}]
+    assert steps["shapes"] == [
+        {"tensor": "group0/attn/q_proj/weight", "axes": "d h e", "shape": [8, 4, 2], "layers": 2}
+    ]
     assert steps["elements"][0]["elements"] == 128 and steps["bytes"][0]["bytes"] == 512
     assert [row["ledger"] for row in steps["what the ledgers hold"]] == ["parameters"]
 

@@ -123,7 +123,7 @@ def _entry_problems(name: str, entry: object, payload: int, shown: str) -> Itera
     begin, end = offsets
     if not begin <= end <= payload:
         rule = f"must be ordered and lie within the {payload} bytes after the header"
-        yield Problem(f"{where}.data_offsets", offsets, rule, remedy)
+        yield Problem(f"{where}.data_offsets", offsets, rule, "the file is truncated, or its header is damaged")
         return
     bits = math.prod(shape) * DTYPES[dtype][0]
     if bits % 8 or end - begin != bits // 8:
