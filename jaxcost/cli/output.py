@@ -50,7 +50,12 @@ def write_file(path: Path, text: str, option: str) -> None:
     """
     check_writable(path, option)
     if path.exists() and not path.is_file():  # a device or a pipe is written as it is
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise reject(option, str(path), f"cannot be written ({error.strerror})", "write elsewhere") from None
         return
     temporary = None
     try:

@@ -123,6 +123,7 @@ def _request(models: tuple[str, ...], quiet: bool, parameters: dict[str, Any]) -
             problems.append(
                 Problem(f"--{one}", str(parameters[one]), f"does not go together with --{other}", "give one of the two")
             )
+    problems.extend(_unused(models, options, parameters))
     if problems:
         raise RejectedError(problems)
     for name, what in (("observation", "file"), ("replay", "folder or file")):
@@ -134,6 +135,33 @@ def _request(models: tuple[str, ...], quiet: bool, parameters: dict[str, Any]) -
         models=models, case_options=options, fuzz=fuzz, seed=seed, quiet=quiet,
         **{name: parameters[name] for name in kept},
     )  # fmt: skip
+
+
+def _unused(models: tuple[str, ...], options: dict[str, Any], parameters: dict[str, Any]) -> list[Problem]:
+    """Return what was given beside an option that leaves it no part in the run."""
+    beside = {
+        "MODEL": bool(models),
+        "--case": parameters["case_file"] is not None,
+        "case options": bool(options),
+        "--suite": parameters["suite"] is not None,
+        "--target": bool(parameters["targets"]),
+        "--fuzz": parameters["fuzz"] is not None,
+        "--observation": parameters["observation"] is not None,
+        "--record": parameters["record"] is not None,
+        "--replay": parameters["replay"] is not None,
+    }
+    cases = ("MODEL", "--case", "case options", "--suite", "--target")
+    left_out: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+        ("failures", "the failure rows bring their own cases", tuple(beside)),
+        ("replay", "records bring their own cases and targets", cases),
+        ("observation", "a bundle is compared in place of a compile", ("--suite", "--target")),
+    )
+    problems = []
+    for option, rule, names in left_out:
+        if parameters[option]:
+            given_too = [name for name in names if beside[name]]
+            problems += [Problem(name, None, rule, f"leave it out, or --{option}") for name in given_too]
+    return problems
 
 
 COMMANDS = {"verify": verify}

@@ -83,6 +83,10 @@ class Rotary(Record):
     scaling: RotaryScaling | None = None
     interleaved: bool = False
 
+    def problems(self) -> Iterable[Problem]:
+        if self.theta <= 0:
+            yield Problem("theta", self.theta, "must be positive", "copy it from the released config")
+
 
 class QkNorm(Record):
     """Norms of queries and keys before rotation, over each head (Qwen3) or over the packed width (OLMo-2)."""

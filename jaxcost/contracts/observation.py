@@ -45,7 +45,7 @@ class SuppliedExplanation(Record):
 
     amount: Signed
     reason: Name
-    evidence: str = ""
+    evidence: Name
 
 
 class Counter(Record):
@@ -82,6 +82,9 @@ class Observation(Record):
     counters: tuple[Counter, ...] = ()
 
     def problems(self) -> Iterable[Problem]:
+        if self.evidence_class == "analytical":
+            rule = "a closed form is a prediction, and a prediction is no observation"
+            yield Problem("evidence_class", "analytical", rule, "name the class of what was seen, or unmeasured")
         for field in REQUIRED_FIELDS.get(self.evidence_class, ()):
             value = getattr(self, field)
             if value is None or (field != "flags" and not value):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxcost.contracts.case import Case
-from jaxcost.contracts.errors import UnavailableError, reject
+from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
 from jaxcost.contracts.record import as_table, parse_json, read_text
 from jaxcost.observation.hlo.schema import message, parse
 from jaxcost.observation.observed import Observed
@@ -175,15 +175,27 @@ def find_record(directory: Path | str, case_digest: str, target: str) -> Path:
 
 
 def records(directory: Path | str) -> list[Path]:
-    """Return the records of a directory, sorted by name.
+    """Return the records of a directory, sorted by name. Other JSON files may lie beside them.
 
     Raises:
         UnavailableError: the directory does not exist.
+        RejectedError: half of a record is missing, so that a replay would pass over it in silence.
     """
     folder = Path(directory)
     if not folder.is_dir():
         raise UnavailableError(str(folder), "no such directory of records", "check the path")
-    return sorted(path for path in folder.glob("*.json") if path.with_suffix(".hlo.xz").exists())
+    modules = {path.name.removesuffix(".hlo.xz") for path in folder.glob("*.hlo.xz")}
+    whole = [path for path in folder.glob("*.json") if path.stem in modules]
+    lone = [path.name for path in folder.glob("*.json") if path.stem not in modules and _is_record(path)]
+    lone += [f"{name}.hlo.xz" for name in modules - {path.stem for path in whole}]
+    if lone:
+        rule = "the other half of the record is missing; NAME.json and NAME.hlo.xz belong together"
+        raise RejectedError([Problem(str(folder / name), None, rule, _REMEDY) for name in sorted(lone)])
+    return sorted(whole)
+
+
+def _is_record(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size < LARGEST_MODULE_BYTES and b'"jaxcost.record.' in path.read_bytes()
 
 
 def _read_module(path: Path, module: Mapping[str, Any]) -> bytes:

@@ -20,7 +20,14 @@ def console() -> Console:
     width = int(columns) if columns.isdecimal() and 0 < int(columns) < 10_000 else None
     if not sys.stdout.isatty():
         width = width or PIPE_WIDTH
-    return Console(width=width, highlight=False, soft_wrap=False, no_color=None if sys.stdout.isatty() else True)
+    return _Console(width=width, highlight=False, soft_wrap=False, no_color=None if sys.stdout.isatty() else True)
+
+
+class _Console(Console):
+    """A console that leaves a closed pipe to the program; rich would end with 1, which means a mismatch here."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # the BrokenPipeError that is being handled
 
 
 class NumberTable(Table):

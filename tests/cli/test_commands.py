@@ -240,6 +240,21 @@ def test_a_page_is_written_whole_and_leaves_nothing_else(tmp_path: Path, capsys:
     capsys.readouterr()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_device_is_rejected_input(capsys: Capture) -> None:
+    assert main(["estimate", "toy-tied", "--phase", "prefill", "--seq", "4", "--html", "/dev/full", "--quiet"]) == 2
+    assert "--html" in capsys.readouterr().err
+
+
+def test_a_table_into_a_closed_pipe_ends_like_any_closed_pipe(root: Path, fresh_environment: dict[str, str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "jaxcost", "models"]
+    done = subprocess.run(words, cwd=root, env=fresh_environment, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_missing_evidence_is_3(capsys: Capture) -> None:
     for option in ("--observation", "--replay"):
         assert main(["verify", option, "no-such-place"]) == 3

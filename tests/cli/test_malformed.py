@@ -67,6 +67,8 @@ MANIFESTS: dict[str, str | bytes] = {
     "number infinite": swap("epsilon = 1e-05", "epsilon = inf"),
     "number negative": swap("epsilon = 1e-05", "epsilon = -1e-05"),
     "number zero": swap("epsilon = 1e-05", "epsilon = 0.0"),
+    "base zero": swap("theta = 10000.0", "theta = 0.0"),
+    "base negative": swap("theta = 10000.0", "theta = -10000.0"),
     "key missing": without("hidden_size"),
     "key unknown": "hiden_size = 8\n" + GOOD,
     "key twice": GOOD.replace("hidden_size = 8", "hidden_size = 8\nhidden_size = 8"),

@@ -131,3 +131,26 @@ def test_module_and_command_are_one(
     words = [sys.executable, "-m", "jaxcost.verify", "--help"]
     done = subprocess.run(words, cwd=root, env=fresh_environment, capture_output=True, text=True, check=True)
     assert done.stdout == run_jaxcost("verify", "--help").stdout
+
+
+BUNDLE = "examples/toy_observation.json"
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        (("toy-tied", "--replay", "hlo_dumps"), "MODEL"),
+        (("--phase", "prefill", "--replay", "hlo_dumps"), "case options"),
+        (("--target", "cpu:1", "--replay", "hlo_dumps"), "--target"),
+        (("--suite", "records", "--replay", "hlo_dumps"), "--suite"),
+        (("--case", "examples/toy_prefill.toml", "--observation", BUNDLE, "--target", "cpu:1"), "--target"),
+        (("toy-tied", "--failures"), "MODEL"),
+        (("--fuzz", "2", "--failures"), "--fuzz"),
+    ],
+)
+def test_what_would_play_no_part_is_rejected(
+    words: tuple[str, ...], path: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(root)
+    assert main(["verify", *words, "--json"]) == 2
+    assert [error["path"] for error in json.loads(capsys.readouterr().out)["errors"]] == [path]

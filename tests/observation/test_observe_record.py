@@ -72,6 +72,23 @@ def test_a_record_is_found_by_case_and_target(recorded, tmp_path):
         records(tmp_path / "nowhere")
 
 
+def test_half_a_record_is_not_passed_over(recorded, tmp_path):
+    _, path = recorded
+    module = path.with_suffix(".hlo.xz")
+    (tmp_path / "notes.json").write_text("{}")
+    assert records(tmp_path) == []
+    for file in (path, module):
+        copy = tmp_path / file.name
+        copy.write_bytes(file.read_bytes())
+        with pytest.raises(RejectedError) as caught:
+            records(tmp_path)
+        assert [problem.path for problem in caught.value.problems] == [str(copy)]
+        copy.unlink()
+    for file in (path, module):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert records(tmp_path) == [tmp_path / path.name]
+
+
 def test_the_same_observation_gives_the_same_bytes(recorded, tmp_path):
     seen, path = recorded
     module = lzma.decompress(path.with_suffix(".hlo.xz").read_bytes())

@@ -374,3 +374,15 @@ def test_a_missing_bundle_is_exit_code_3(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError):
         load_bundle(tmp_path / "none.json")
     assert main(["verify", *CASE, "--observation", str(tmp_path / "none.json")]) == 3
+
+
+def test_a_prediction_is_no_observation_and_an_explanation_has_evidence(example: Bundle) -> None:
+    peak = "activations.peak_bytes"
+    for change in (
+        lambda bundle: bundle.update(evidence_class="analytical"),
+        lambda bundle: counter(bundle, peak)["explanations"][0].update(evidence=""),
+        lambda bundle: counter(bundle, peak)["explanations"][0].pop("evidence"),
+    ):
+        with pytest.raises(RejectedError) as caught:
+            Observation.from_data(changed(example, change))
+        assert "evidence" in caught.value.problems[0].path
