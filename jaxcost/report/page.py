@@ -57,6 +57,16 @@ def estimate_page(data: Mapping[str, Any]) -> str:
     return _page(f"{case['architecture']['name']}: estimate", data, parts)
 
 
+STATUSES = (
+    ("exact", "both witnesses give the same integer"),
+    ("explained", "the residual is closed by signed explanations, each resting on named evidence"),
+    ("bounded", "the observation lies inside the predicted interval"),
+    ("unmeasured", "a side was not supplied, not measured, not supported or opaque; that is not zero"),
+    ("open", "a difference that nothing explains"),
+    ("rejected", "the input was not acceptable"),
+)
+
+
 def verify_page(data: Mapping[str, Any]) -> str:
     """Return the page of a `jaxcost.verify.v1` document."""
     reports = data.get("reports", ())
@@ -86,7 +96,10 @@ def verify_page(data: Mapping[str, Any]) -> str:
     if data.get("claims"):
         rows = [(_text(row["claim"]), _status(row["outcome"])) for row in data["claims"]]
         parts.append("<h2>claims</h2>" + _table(("claim", "outcome"), rows))
-    return _page(str(data["schema"]).split(".")[1], data, parts)  # jaxcost.verify.v1: verify
+    parts.append("<h2>statuses</h2>" + _table(("status", "the row says"), [(_span(n), _text(t)) for n, t in STATUSES]))
+    command = str(data["schema"]).split(".")[1]  # jaxcost.verify.v1: verify
+    subject = f": {gather.title(reports[0])} on {reports[0]['target']}" if len(reports) == 1 else ""
+    return _page(command + subject, data, parts)
 
 
 def _overview(reports: Sequence[Mapping[str, Any]]) -> str:
