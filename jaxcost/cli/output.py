@@ -42,6 +42,25 @@ def check_writable(path: Path | None, option: str) -> None:
         raise reject(option, str(path), "cannot be written", "write to a file and a folder of your own")
 
 
+def check_folder(path: Path | None, option: str) -> None:
+    """Refuse a folder that cannot be made or written to before any work is done.
+
+    Raises:
+        RejectedError: a part of the path is no folder, or the nearest that exists cannot be written to.
+    """
+    if path is None:
+        return
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not there.is_dir():
+        raise reject(option, str(path), f"{there} is no folder", "name a folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise reject(option, str(path), f"cannot be made ({error.strerror})", "write elsewhere") from None
+    if not os.access(path, os.W_OK):
+        raise reject(option, str(path), "cannot be written", "write to a folder of your own")
+
+
 def write_file(path: Path, text: str, option: str) -> None:
     """Write a file whole or not at all.
 

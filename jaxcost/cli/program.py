@@ -7,7 +7,9 @@ standard output. Tracebacks appear only with JAXCOST_DEBUG=1.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import gc
 import os
 import sys
@@ -30,6 +32,7 @@ COMMANDS = {
     "targets": ("jaxcost.cli.targets", "What can be compiled for, here."),
 }
 INTERRUPTED, BROKEN_PIPE = 130, 141
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Program(click.Group):
@@ -67,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     collecting = gc.isenabled()
     gc.disable()  # a tenth of an estimate's time; `verify`, which runs for long, turns it on again
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, who then wants the exit code alone
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open until the program ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a character the terminal cannot show is no reason to fail
             stream.reconfigure(errors="backslashreplace")
@@ -77,6 +83,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader went away. Point standard output elsewhere, or the interpreter complains when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:  # the result, or the message about it, has nowhere to go
+        if error.errno not in FULL:
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        with contextlib.suppress(OSError):
+            return _fail([], _full(error))
+        os.dup2(nowhere, sys.stderr.fileno())
+        return RejectedError.exit_code
     finally:
         if collecting:
             gc.enable()
@@ -105,8 +120,14 @@ def _run(words: list[str]) -> int:
     except Exception as error:  # the border: a bug becomes one line and exit code 4
         if os.environ.get("JAXCOST_DEBUG") == "1":
             raise
-        return _fail(words, error)
+        full = isinstance(error, OSError) and error.errno in FULL
+        return _fail(words, _full(error) if full else error)
     return result if isinstance(result, int) else 0
+
+
+def _full(error: Exception) -> RejectedError:
+    rule = f"cannot be written ({getattr(error, 'strerror', None)})"
+    return RejectedError([Problem("output", None, rule, "free some space, or write elsewhere")])
 
 
 def _usage_problem(error: click.UsageError) -> Problem:

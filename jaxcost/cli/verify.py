@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from jaxcost.cli.options import WHOLE, case_options, given, output_options
-from jaxcost.cli.output import check_writable, document, print_json, write_file
+from jaxcost.cli.output import check_folder, check_writable, document, print_json, write_file
 from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError
 from jaxcost.verify.request import VerifyRequest
 
@@ -63,6 +63,7 @@ def verify(
     gc.enable()
     check_writable(html, "--html")
     request = _request(models, quiet, parameters)
+    check_folder(request.record, "--record")
     from jaxcost.report.progress import progress
 
     with progress(_doing(request), quiet) as say:

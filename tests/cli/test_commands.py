@@ -246,6 +246,24 @@ def test_a_full_device_is_rejected_input(capsys: Capture) -> None:
     assert "--html" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [["models"], ["models", "--json"]])
+def test_a_full_standard_output_is_no_bug(words: list[str], root: Path, fresh_environment: dict[str, str]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxcost", *words],
+            cwd=root, env=fresh_environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2 and "cannot be written" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_closed_streams_leave_the_exit_code(root: Path, fresh_environment: dict[str, str]) -> None:
+    for words, code in (("models", 0), ("models --json", 0), ("show nothing", 2)):
+        line = f"'{sys.executable}' -m jaxcost {words} >&-"
+        done = subprocess.run(["sh", "-c", line], cwd=root, env=fresh_environment, capture_output=True, check=False)
+        assert (done.returncode, b"Traceback" in done.stderr, b"fault" in done.stderr) == (code, False, False)
+
+
 def test_a_table_into_a_closed_pipe_ends_like_any_closed_pipe(root: Path, fresh_environment: dict[str, str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

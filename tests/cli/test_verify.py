@@ -154,3 +154,14 @@ def test_what_would_play_no_part_is_rejected(
     monkeypatch.chdir(root)
     assert main(["verify", *words, "--json"]) == 2
     assert [error["path"] for error in json.loads(capsys.readouterr().out)["errors"]] == [path]
+
+
+def test_a_record_that_cannot_be_written_is_rejected_before_the_work(
+    asked: Callable[..., VerifyRequest], tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(["verify", "--record", str(folder), "--json"]) == 2
+        assert json.loads(capsys.readouterr().out)["errors"][0]["path"] == "--record"
+    asked("--record", str(tmp_path / "new" / "folder"))
+    assert (tmp_path / "new" / "folder").is_dir()
