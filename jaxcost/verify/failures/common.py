@@ -180,7 +180,7 @@ def bundle(
 
 def counter(name: str, value: int, unit: str, visibility: str, *explanations: tuple[int, str]) -> dict[str, Any]:
     """Return one counter of a bundle."""
-    given = [{"amount": amount, "reason": reason, "evidence": "made up for this row"} for amount, reason in explanations]
+    given = [{"amount": amount, "reason": reason, "evidence": "made up here"} for amount, reason in explanations]
     return {
         "counter": name, "value": value, "unit": unit, "visibility": visibility, "explanations": given,
     }  # fmt: skip
