@@ -6,6 +6,7 @@ not tell apart, the row moves up to the scope that encloses them all, on both si
 A residual is explained by rules that each look for their own evidence:
 
 - dead replay: the program's dataflow says that no backward op needs a replayed result, and the jaxpr holds no such dot;
+- idle gradient: a loop of one layer, unrolled by the compiler, makes a gradient of its input that nothing takes;
 - strength reduction: a product with one row or one column became multiply and reduce, instructions named;
 - padding: a library call or split padded K, M or N, shapes shown;
 - hoisting: a dot that bears an equation's name and size runs less often than the equation;
@@ -26,12 +27,13 @@ from typing import Any
 
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.dead import dead_replay
-from jaxcost.prediction.ledgers import Prediction
+from jaxcost.prediction.ledgers import Prediction, predict
 from jaxcost.reconciliation import kernels, merged
 from jaxcost.reconciliation.rows import Explanation, Finding, Row
 
 Place = tuple[str, str]
 UNIT = "FLOPs"
+IDLE = "gradient of a one-layer loop's input that nothing needs"
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,25 @@ class Matmuls:
             names = ", ".join(filter(None, (names, str(row.fields["result"]))))
             found[row.scope, "replay"] = (device + row.per_device, everywhere + row.value, names)
         return found
+
+    @cached_property
+    def idle(self) -> dict[Place, int]:
+        """FLOPs that only a loop of one layer makes: the gradient of its input, where nothing below is trained.
+
+        A scan hands that gradient on; the compiler unrolls a loop of one trip and drops what nobody takes. The amount
+        is what the same layer does less when it is declared unrolled.
+        """
+        case = self.prediction.case
+        alone = {f"group{index}" for index, group in enumerate(case.architecture.groups) if group.repeat == 1}
+        if case.execution.layers != "scan" or not case.state.frozen or not alone:
+            return {}
+        written_out = predict(case.replaced(execution=case.execution.replaced(layers="unrolled")))
+        other = Matmuls(written_out, self.observed)
+        found = {place: self._used(place) - other._used(place) for place in self.predicted if _top(place[0]) in alone}
+        return {place: amount for place, amount in found.items() if amount > 0}
+
+    def _used(self, place: Place) -> int:
+        return self.predicted.get(place, 0) - self.dead.get(place, (0, 0, ""))[0]
 
     def rows(self) -> list[Row]:
         """Return the rows of both comparisons, totals first."""
@@ -136,6 +157,14 @@ class Matmuls:
         if not compiled:
             yield from self._row_sums(place)
             return
+        unused = [item for item in members if item in self.idle]
+        amount = sum(self.idle[item] for item in unused)
+        written, seen = (sum(side.get(item, 0) for item in members) for side in (self.predicted, self.compiled))
+        if unused and seen + amount <= written:
+            evidence = (
+                f"one layer in {_top(place[0])}, nothing below it is trained; no product left for it in the module"
+            )
+            yield Explanation(-amount, IDLE, evidence)
         yield from self._strength(place, coarse)
         yield from self._padding(place, coarse)
         yield from self._fewer(members, place)

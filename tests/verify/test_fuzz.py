@@ -18,12 +18,15 @@ from jaxcost.observation.pool import Pool
 from jaxcost.prediction import flops
 from jaxcost.prediction.ledgers import predict
 from jaxcost.prediction.rows import Row
+from jaxcost.reconciliation import merged
+from jaxcost.reconciliation.matmuls import IDLE, Matmuls
 from jaxcost.reconciliation.report import reconcile
 from jaxcost.verify import fuzz as module
 from jaxcost.verify.failures.common import with_rows
-from jaxcost.verify.failures.subjects import decode, prefill, toy, train
+from jaxcost.verify.failures.subjects import RMS, decode, prefill, toy, train, with_attention
 from jaxcost.verify.fuzz import COMPILED, disagreements, fuzz
 from jaxcost.verify.holding import broken
+from jaxcost.verify.strategies import altered
 
 CASES = (train(), prefill(batch=2), decode(toy(tied=False)))
 contraction_flops = flops.contraction_flops
@@ -60,6 +63,51 @@ def test_little_effort_gives_the_same_counts(seen: dict[int | None, list[Observe
 def test_compiled_programs_agree_with_the_ledger(seen: dict[int | None, list[Observed]]) -> None:
     for case, observed in zip(CASES, seen[0], strict=True):
         assert disagreements(reconcile(predict(case), observed)) == []
+
+
+def single(**options: Any) -> Case:
+    """One layer that norms its branches only: its input reaches the projections as it is."""
+    (group,) = toy().groups
+    norms = {"attention_norm": None, "mlp_norm": None, "attention_post_norm": RMS, "mlp_post_norm": RMS}
+    layer = group.layer.replaced(residual="post_branch", **norms)
+    return train(altered(toy(tied=False), groups=(group.replaced(repeat=1, layer=layer),)), **options)
+
+
+HABITS = {
+    merged.REASON: train(
+        with_attention(toy(), kv_heads=4),
+        batch=4,
+        accumulate=2,
+        attention="blockwise",
+        remat="attention",
+        layers="unrolled",
+    ),
+    IDLE: single(frozen=["embed"]),
+}
+
+
+def test_habits_of_the_compiler_are_explained_to_the_unit(pool: Pool) -> None:
+    """Two programs with products that the jaxpr has and the module has not, and what is said about them."""
+    found = observe_many([Wish(case, "cpu:1", 0, second_compile=False) for case in HABITS.values()], pool=pool)
+    for (reason, case), observed in zip(HABITS.items(), found, strict=True):
+        assert disagreements(reconcile(predict(case), observed)) == []
+        rows = [row for row in reconcile(predict(case), observed).rows if row.counter == "matmul_flops"]
+        assert reason in {item.reason for row in rows for item in row.explanations}
+
+
+def test_only_one_scanned_layer_with_nothing_trained_below_has_an_idle_gradient(
+    seen: dict[int | None, list[Observed]],
+) -> None:
+    def idle(case: Case) -> dict[tuple[str, str], int]:
+        return Matmuls(predict(case), seen[0][0]).idle
+
+    wanted = {
+        (f"group0/attn/{name}", "backward"): n for name, n in (("q_proj", 1024), ("k_proj", 512), ("v_proj", 512))
+    }
+    assert idle(single(frozen=["embed"])) == wanted
+    assert idle(single(frozen=["head"])) == idle(single()) == {}
+    assert idle(single(frozen=["embed"], layers="unrolled")) == {}
+    assert idle(train(toy(tied=False), frozen=["embed", "group0/attn_norm"])) == {}  # two layers are a loop
 
 
 def test_one_flop_more_in_an_observation_is_a_disagreement(seen: dict[int | None, list[Observed]]) -> None:
