@@ -136,6 +136,12 @@ class Case(Record):
         return size + (-size) % multiple
 
 
+def _frozen_set(frozen: object) -> tuple[Any, ...]:
+    """Return the frozen scopes each once and in order, so that equal cases have equal digests."""
+    scopes = tuple(frozen) if isinstance(frozen, list | tuple) else (frozen,)
+    return tuple(sorted(set(scopes))) if all(isinstance(scope, str) for scope in scopes) else scopes
+
+
 OPTION_NAMES = (
     "phase", "batch", "seq", "past", "logits", "accumulate", "precision", "optimizer", "remat", "attention",
     "attention_block", "layers", "mesh", "zero", "sharding", "dropout", "frozen", "vocabulary_multiple", "pairs",
@@ -207,7 +213,7 @@ def build_case(
             options.get("precision", "mixed" if training else "bf16_inference"),
             options.get("optimizer", "adam"),
             training,
-            tuple(frozen) if isinstance(frozen, list | tuple) else (frozen,),
+            _frozen_set(frozen),
         ),
         "liveness": lambda: None if liveness is None else Liveness.from_data(liveness, "liveness"),
     }

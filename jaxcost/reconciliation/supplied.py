@@ -8,6 +8,7 @@ name; one without a prediction, or a prediction without a counter, is unmeasured
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ def reconcile_supplied(prediction: Prediction, observation: Observation) -> Repo
         schema, found = _schema_rows(expected, observation.tensors)
         rows += schema
         findings += found
-    rows += [_counter_row(prediction, counter, observation.evidence_class) for counter in observation.counters]
+    rows += [_counter_row(prediction, counter) for counter in observation.counters]
+    if observation.evidence_class == "unmeasured":
+        reason = "the bundle declares itself unmeasured"
+        rows = [replace(row, observation=None, forced_open=False, reason=reason) for row in rows]
     if not rows:
         rows.append(
             Row("bundle", "", "", "entries", None, None, reason="the bundle holds neither tensors nor counters")
@@ -138,7 +142,7 @@ def _scalars(tensor: ObservedTensor) -> int:
     return count
 
 
-def _counter_row(prediction: Prediction, counter: Counter, evidence_class: str) -> Row:
+def _counter_row(prediction: Prediction, counter: Counter) -> Row:
     predicted, unit, reason = _predicted(prediction, counter)
     if predicted is not None and unit and unit != counter.unit:
         reason = f"the counter is in {counter.unit}, the ledger in {unit}"
@@ -152,12 +156,11 @@ def _counter_row(prediction: Prediction, counter: Counter, evidence_class: str) 
             reason=reason,
             forced_open=True,
         )
-    seen: int | None = counter.value
-    if evidence_class == "unmeasured":
-        seen, reason = None, "the bundle declares itself unmeasured"
     explanations = tuple(Explanation(item.amount, item.reason, item.evidence) for item in counter.explanations)
     reason = reason or f"as far as was seen: {counter.visibility}"
-    return Row(counter.counter, counter.scope, counter.phase, counter.unit, predicted, seen, explanations, reason)
+    return Row(
+        counter.counter, counter.scope, counter.phase, counter.unit, predicted, counter.value, explanations, reason
+    )
 
 
 def _predicted(prediction: Prediction, counter: Counter) -> tuple[int | None, str, str]:
