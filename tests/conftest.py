@@ -47,8 +47,8 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def fresh_environment() -> dict[str, str]:
-    """The environment of a user's shell: this process's, less what this page added."""
-    return {name: value for name, value in os.environ.items() if name not in IN_PROCESS}
+    """The environment of a user's shell: this process's, less what this page and the test runner added (a width)."""
+    return {name: value for name, value in os.environ.items() if name not in {*IN_PROCESS, "COLUMNS", "LINES"}}
 
 
 @pytest.fixture(scope="session")

@@ -93,11 +93,23 @@ def calls(tree: ast.AST, name: str) -> list[ast.Call]:
 def explanation_reasons(source: str) -> set[str]:
     """The texts that a module gives as reasons of explanations: written in the call, or bound to a name it uses."""
     found = set()
-    for function in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    constants = {
+        target.id: line.value.value
+        for line in tree.body
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant)
+        for target in line.targets
+        if isinstance(target, ast.Name)
+    }
+    for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
         for call in calls(function, "Explanation"):
-            found |= set(_texts(call.args[1], function))
+            reason = call.args[1]
+            if isinstance(reason, ast.Name) and reason.id in constants:
+                found.add(str(constants[reason.id]))
+            else:
+                found |= set(_texts(reason, function))
     return found
 
 

@@ -282,18 +282,19 @@ _WRONG: tuple[Any, ...] = (
 )
 
 
-def _paths(data: object, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the path of every node below the root of plain data."""
-    if isinstance(data, Mapping):
-        children: Sequence[tuple[Any, Any]] = list(data.items())
-    elif isinstance(data, list):
-        children = list(enumerate(data))
-    else:
-        return []
-    found = []
-    for key, value in children:
-        found.append((*prefix, key))
-        found.extend(_paths(value, (*prefix, key)))
+def _paths(data: object) -> list[tuple[Any, ...]]:
+    """Return the path of every node below the root of plain data, however deep it is nested."""
+    found: list[tuple[Any, ...]] = []
+    waiting: list[tuple[tuple[Any, ...], object]] = [((), data)]
+    while waiting:
+        path, node = waiting.pop()
+        if isinstance(node, Mapping):
+            children: Sequence[tuple[Any, Any]] = list(node.items())
+        else:
+            children = list(enumerate(node)) if isinstance(node, list) else []
+        below = [((*path, key), value) for key, value in children]
+        found.extend(path for path, _ in below)
+        waiting.extend(below)
     return found
 
 
