@@ -1,6 +1,6 @@
 """Bytes that instructions move, against the declared schedule: an interval, because fusion decides.
 
-The lower end is compulsory: arguments read once, results written once, but for a cache that a copy hands on. The upper
+The lower end is compulsory: arguments read once, results written once, but for a cache that copies hand on. The upper
 end fuses nothing: every scalar operation of the declared primitives reads two operands and writes one, every product
 reads both operands and writes its result, all of them four bytes wide, since interiors run in fp32 and a backend may
 widen what it computes with. Moves that compute nothing, tile padding, scratch space of library calls and payloads of
@@ -30,10 +30,12 @@ def traffic_rows(prediction: Prediction, observed: Observed) -> list[Row]:
     parts = (seen["read_bytes"], seen["write_bytes"], seen["on_chip_bytes"])
     total = None if None in parts else sum(parts)
     totals = prediction.ledgers["device"].totals
-    # A cache in decode is handed on by a copy: its result is no work of a declared op.
+    # A cache in decode is handed on and laid out anew by copies, which are named apart: neither its reading nor its
+    # writing is then left to a declared op. Without it the lower end is lower, and still compulsory.
     moved = sum(row.per_device for row in prediction.ledgers["device"].rows if "/past_" in row.object)
-    lower = totals["argument_bytes"] + totals["output_bytes"] - moved
-    upper = lower + unfused_scalar_bytes(prediction.program.on_device)
+    border = totals["argument_bytes"] + totals["output_bytes"]
+    lower = border - 2 * moved
+    upper = border + unfused_scalar_bytes(prediction.program.on_device)
     reason = "read, written and on-chip bytes of top-level instructions"
     return [
         Row("bytes_moved", "", "", "bytes", Interval(lower, upper, MAXIMUM_RATIO), total, _explanations(seen), reason)
