@@ -16,7 +16,7 @@ import click
 from jaxcost.catalog import Manifest, load, load_case_file
 from jaxcost.contracts.case import Case, build_case
 from jaxcost.contracts.errors import Problem, RejectedError, reject
-from jaxcost.contracts.execution import MESH_AXES, REMATS
+from jaxcost.contracts.execution import MESH_AXES, OFFLOADABLE, REMATS
 from jaxcost.contracts.state import OPTIMIZERS, PRECISIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,6 +55,19 @@ _CASE: tuple[tuple[str, str, Any, str, str], ...] = (
     ("--zero", "zero", WHOLE, "0|1|2|3", "ZeRO stage over the data axis.  [default: 0]"),
     ("--sharding", "sharding", str, "explicit|auto",
      "Declared collectives, or the partitioner's.  [default: explicit]"),
+    ("--fsdp-group", "fsdp_group", str, "root|block|matrix",
+     "What is gathered over fsdp at a time.  [default: matrix]"),
+    ("--prefetch", "prefetch", WHOLE, "N", "Groups gathered ahead of their use.  [default: 0]"),
+    ("--context-method", "context_method", str, "all_gather|ring",
+     "How keys and values of other rows arrive.  [default: all_gather]"),
+    ("--pipeline-schedule", "pipeline_schedule", str, "gpipe|1f1b|interleaved",
+     "How stages take turns; microbatches are those of --accumulate.  [default: gpipe]"),
+    ("--pipeline-virtual", "pipeline_virtual", WHOLE, "N", "Virtual stages per rank.  [default: 1]"),
+    ("--embedding-stage", "embedding_stage", WHOLE, "N", "Stage of the embedding.  [default: 0]"),
+    ("--head-stage", "head_stage", WHOLE, "N", "Stage of final norm and head.  [default: -1, the last]"),
+    ("--gradient-sync", "gradient_sync", str, "every_microbatch|last_microbatch",
+     "When gradients are reduced.  [default: every_microbatch]"),
+    ("--head-multiple", "head_multiple", WHOLE, "N", "Pad the query heads to a multiple.  [default: 1]"),
     ("--vocabulary-multiple", "vocabulary_multiple", WHOLE, "N",
      "Pad the vocabulary rows to a multiple.  [default: 1]"),
     ("--pairs", "pairs", str, "rectangular|legal",
@@ -69,6 +82,16 @@ def case_options(command: F) -> F:
         for flag, name, kind, metavar, text in _CASE
     ]
     decorators += [
+        click.option("--sequence-parallel", "case_sequence_parallel", is_flag=True, default=None,
+                     help="Split the rows between tensor-parallel regions over tensor."),
+        click.option("--reshard/--no-reshard", "case_reshard", default=None,
+                     help="Gather weights again for the backward pass.  [default: --reshard]"),
+        click.option("--remat-names", "case_remat_names", metavar="NAME,...", default=None,
+                     help="What the policies that go by name keep."),
+        click.option("--offload", "case_offload", metavar="ROLE,...", default=None,
+                     help=f"State that rests in host memory: {', '.join(OFFLOADABLE)}."),
+        click.option("--pipeline-layers", "case_pipeline_layers", metavar="N,...", default=None,
+                     help="Layers of each stage.  [default: even]"),
         click.option("--dropout", "case_dropout", is_flag=True, default=None, help="Apply the model's dropout rates."),
         click.option("--freeze", "case_frozen", multiple=True, metavar="SCOPE",
                      help="A component that is not trained; may be repeated."),
@@ -111,6 +134,10 @@ def given(parameters: Mapping[str, Any]) -> dict[str, Any]:
         options["frozen"] = list(options["frozen"])
     if "mesh" in options:
         options["mesh"] = parse_mesh(options["mesh"])
+    for name in ("remat_names", "offload", "pipeline_layers"):
+        if name in options:
+            parts = [part.strip() for part in options[name].split(",")]
+            options[name] = [WHOLE.convert(part, None, None) for part in parts] if name == "pipeline_layers" else parts
     return options
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import Field
 
-from jaxcost.contracts.architecture import Architecture
+from jaxcost.contracts.architecture import Architecture, Layer
 from jaxcost.contracts.convention import RECTANGULAR, Convention
 from jaxcost.contracts.errors import Problem, RejectedError
-from jaxcost.contracts.execution import Execution, mesh_axes
+from jaxcost.contracts.execution import SAVEABLE_NAMES, Execution, mesh_axes
 from jaxcost.contracts.liveness import Liveness
 from jaxcost.contracts.record import Record
 from jaxcost.contracts.state import StatePolicy, state_policy
@@ -26,6 +26,22 @@ NORM_SCOPES = {
     "attn_post_norm": "attention_post_norm",
     "mlp_post_norm": "mlp_post_norm",
 }
+
+
+def saveable_names(layer: Layer) -> tuple[str, ...]:
+    """Return the names of `SAVEABLE_NAMES` that a layer makes."""
+    attention, post = layer.attention, layer.residual == "post"
+    absent = {
+        "attn_norm": layer.attention_norm is None,
+        "q_norm": attention.qk_norm is None,
+        "k_norm": attention.qk_norm is None,
+        "q_rotary": attention.rotary is None,
+        "k_rotary": attention.rotary is None,
+        "attn_residual": layer.residual == "parallel",
+        "mlp_norm": layer.mlp_norm is None or post,
+        "gate": layer.mlp.form != "gated",
+    }
+    return tuple(name for name in SAVEABLE_NAMES if not absent.get(name, False))
 
 
 class Case(Record):
@@ -58,7 +74,7 @@ class Case(Record):
 
     def _mesh_problems(self) -> Iterable[Problem]:
         work, run, arch = self.workload, self.execution, self.architecture
-        shards, fsdp, tensor = run.degree("data") * run.degree("fsdp"), run.degree("fsdp"), run.degree("tensor")
+        shards, fsdp = run.degree("data") * run.degree("fsdp"), run.degree("fsdp")
         micro = work.batch // work.accumulate
         if micro % shards:
             rule = f"data x fsdp = {shards} must divide the sequences of one microbatch ({micro})"
@@ -66,36 +82,107 @@ class Case(Record):
         if arch.hidden_size % fsdp:
             rule = f"fsdp shards matrices along the hidden axis and must divide hidden_size ({arch.hidden_size})"
             yield Problem("execution.mesh.fsdp", fsdp, rule, "use a divisor")
-        for index, group in enumerate(arch.groups):
-            extents = {
-                "query_heads": group.layer.attention.query_heads,
-                "kv_heads": group.layer.attention.kv_heads,
-                "mlp.width": group.layer.mlp.width,
-            }
-            for part in ("attention", "mlp"):
-                if tensor > 1 and getattr(group.layer, part).storage == "fused":
-                    where, rule = (
-                        f"architecture.groups.{index}.layer.{part}.storage",
-                        "a fused array is not cut over tensor",
-                    )
-                    yield Problem(where, "fused", rule, "use separate storage, or no tensor axis")
-            for name, extent in extents.items():
-                if extent % tensor:
-                    rule = f"tensor must divide {name} ({extent}) of group {index}"
-                    yield Problem(
-                        "execution.mesh.tensor",
-                        tensor,
-                        rule,
-                        "use a divisor; sharding with replicated heads is not supported",
-                    )
-            for part, storage in (("attention", group.layer.attention.storage), ("mlp", group.layer.mlp.storage)):
+        if run.degree("expert") > 1:
+            rule = "no layer of this architecture has experts"
+            yield Problem("execution.mesh.expert", run.degree("expert"), rule, "leave the axis out")
+        yield from self._row_problems()
+        yield from self._tensor_problems()
+        yield from self._pipeline_problems()
+        yield from self._remat_problems()
+        roles = {"parameter", "gradient"} | {"master" for item in self.state.objects if item.role == "master"}
+        for role in run.offload:
+            if role not in roles | {"optimizer"} or (work.phase != "training" and role != "parameter"):
+                rule = f"the state of phase {work.phase} and precision {self.state.name} has no such object"
+                yield Problem("execution.offload", role, rule, "leave it out")
+
+    def _row_problems(self) -> Iterable[Problem]:
+        """Rules of the axes that split the rows of a sequence."""
+        work, run = self.workload, self.execution
+        context, rows = run.degree("context"), work.new_tokens
+        if context > 1 and work.phase == "decode":
+            rule = "decode has one new row, which a context axis cannot split"
+            yield Problem("execution.mesh.context", context, rule, "leave the axis out")
+        elif rows % context:
+            rule = f"context must divide the rows of a sequence ({rows})"
+            yield Problem("execution.mesh.context", context, rule, "use a divisor of seq")
+        elif run.sequence_parallel and (rows // context) % run.degree("tensor"):
+            rule = f"sequence parallelism splits {rows // context} rows over tensor ({run.degree('tensor')})"
+            yield Problem("execution.sequence_parallel", True, rule, "use a tensor degree that divides them")
+        if (context > 1 or run.sequence_parallel) and work.lengths is not None:
+            rule = "ragged rows are not split over devices"
+            yield Problem("workload.lengths", list(work.lengths[:4]), rule, "leave lengths out")
+
+    def _tensor_problems(self) -> Iterable[Problem]:
+        """Rules of the axis that splits heads, MLP width and vocabulary."""
+        run, tensor = self.execution, self.execution.degree("tensor")
+        path = "execution.mesh.tensor"
+        for index, group in enumerate(self.architecture.groups):
+            attention, mlp = group.layer.attention, group.layer.mlp
+            for part, storage in (("attention", attention.storage), ("mlp", mlp.storage)):
                 if storage == "fused" and tensor > 1:
                     rule = "the cut axis of fused storage would be split over ranks, which is a layout of its own"
                     remedy = "declare separate storage, or shard over data or fsdp"
                     yield Problem(f"architecture.groups.{index}.layer.{part}.storage", storage, rule, remedy)
+            queries = self.query_heads(index)
+            for name, extent in (("query_heads", queries), ("mlp.width", mlp.width)):
+                if extent % tensor:
+                    rule = f"tensor must divide {name} ({extent}) of group {index}"
+                    remedy = "use a divisor" + (", or pad heads (--head-multiple)" if name == "query_heads" else "")
+                    yield Problem(path, tensor, rule, remedy)
+            if queries % attention.kv_heads:
+                rule = (
+                    f"{queries} padded query heads are no multiple of kv_heads ({attention.kv_heads}) of group {index}"
+                )
+                yield Problem("execution.head_multiple", run.head_multiple, rule, "use a multiple of kv_heads")
+            elif attention.kv_heads % tensor and tensor % attention.kv_heads:
+                rule = f"tensor must divide kv_heads ({attention.kv_heads}) of group {index}, or be a multiple of it"
+                yield Problem(path, tensor, rule, "use a divisor, or a multiple, which replicates K/V heads")
         if self.vocabulary_rows % tensor:
             rule = f"tensor must divide the vocabulary rows ({self.vocabulary_rows})"
-            yield Problem("execution.mesh.tensor", tensor, rule, "pad with vocabulary_multiple (--vocabulary-multiple)")
+            yield Problem(path, tensor, rule, "pad with vocabulary_multiple (--vocabulary-multiple)")
+
+    def _pipeline_problems(self) -> Iterable[Problem]:
+        """Rules of stages: every layer in one, and ends that exist."""
+        run, layers = self.execution, self.architecture.layer_count
+        plan, ranks = run.pipeline, run.degree("pipeline")
+        if ranks == 1:
+            return
+        stages = ranks * plan.virtual
+        if plan.layers and (len(plan.layers) != stages or sum(plan.layers) != layers):
+            rule = f"{stages} stages hold {layers} layers; {len(plan.layers)} entries hold {sum(plan.layers)}"
+            yield Problem(
+                "execution.pipeline.layers", list(plan.layers), rule, "give one entry a stage, all layers in all"
+            )
+        if not plan.layers and layers % stages:
+            rule = f"{stages} stages do not divide {layers} layers"
+            yield Problem("execution.pipeline.layers", [], rule, "give the layers of each stage (--pipeline-layers)")
+        for name in ("embedding_stage", "head_stage"):
+            if not -stages <= getattr(plan, name) < stages:
+                yield Problem(
+                    f"execution.pipeline.{name}", getattr(plan, name), f"there are {stages} stages", "use 0 to N-1"
+                )
+        if self.workload.phase != "training":
+            rule = "stages are scheduled in training only"
+            yield Problem("execution.mesh.pipeline", ranks, rule, "leave the axis out")
+
+    def _remat_problems(self) -> Iterable[Problem]:
+        """Rules of policies by name: a name that no layer has would save nothing."""
+        known = {name for group in self.architecture.groups for name in saveable_names(group.layer)}
+        if self.workload.attention != "materialised":
+            known -= {"scores", "probabilities"}
+        for name in self.execution.remat_names:
+            if name not in known:
+                rule = f"no layer of this architecture, with attention {self.workload.attention}, makes it"
+                yield Problem("execution.remat_names", name, rule, f"use {', '.join(sorted(known))}")
+
+    def query_heads(self, group: int) -> int:
+        """Query heads of a group as executed: padded up to `head_multiple`."""
+        heads = self.architecture.groups[group].layer.attention.query_heads
+        return heads + (-heads) % self.execution.head_multiple
+
+    def kv_replicas(self, group: int) -> int:
+        """Ranks of the tensor axis that hold the same K/V head of a group."""
+        return max(1, self.execution.degree("tensor") // self.architecture.groups[group].layer.attention.kv_heads)
 
     def _frozen_problems(self) -> Iterable[Problem]:
         known = self.frozen_names
@@ -145,8 +232,21 @@ def _frozen_set(frozen: object) -> tuple[Any, ...]:
 OPTION_NAMES = (
     "phase", "batch", "seq", "past", "logits", "accumulate", "precision", "optimizer", "remat", "attention",
     "attention_block", "layers", "mesh", "zero", "sharding", "dropout", "frozen", "vocabulary_multiple", "pairs",
-    "lengths",
+    "lengths", "remat_names", "fsdp_group", "reshard", "prefetch", "sequence_parallel", "context_method",
+    "pipeline_schedule", "pipeline_layers", "pipeline_virtual", "embedding_stage", "head_stage", "gradient_sync",
+    "offload", "head_multiple",
 )  # fmt: skip
+# option: the field it sets of the record `fsdp` or `pipeline` of an execution
+_NESTED = {
+    "fsdp_group": ("fsdp", "group"),
+    "reshard": ("fsdp", "reshard"),
+    "prefetch": ("fsdp", "prefetch"),
+    "pipeline_schedule": ("pipeline", "schedule"),
+    "pipeline_layers": ("pipeline", "layers"),
+    "pipeline_virtual": ("pipeline", "virtual"),
+    "embedding_stage": ("pipeline", "embedding_stage"),
+    "head_stage": ("pipeline", "head_stage"),
+}
 
 
 def build_case(
@@ -184,9 +284,15 @@ def build_case(
         work["past_tokens"] = options["past"]
     run = {
         name: options[name]
-        for name in ("mesh", "zero", "remat", "layers", "sharding", "vocabulary_multiple")
+        for name in (
+            "mesh", "zero", "remat", "remat_names", "layers", "sharding", "vocabulary_multiple", "head_multiple",
+            "sequence_parallel", "context_method", "gradient_sync", "offload",
+        )
         if name in options
-    }
+    }  # fmt: skip
+    for name, (part, field) in _NESTED.items():
+        if name in options:
+            run.setdefault(part, {})[field] = options[name]
     if work["new_tokens"] is None:
         who = f"phase {phase}" if phase else "every phase but decode"
         problems.append(Problem("seq", None, f"{who} needs the number of new tokens", "give seq (--seq N)"))

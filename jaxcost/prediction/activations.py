@@ -28,13 +28,12 @@ def saved(program: Program, remat: str | None = None) -> tuple[Row, ...]:
     """
     if program.case.workload.phase != "training":
         return ()
-    run = program.case.execution
     whole = program.microbatch_sizes
-    device = whole.local(run.degree("data") * run.degree("fsdp"), run.degree("tensor"))
     rows = []
     for item in walk(program, remat).saved:
         tensor = program.tensors[item.name]
-        each, here = (payload_bytes(program.elements(tensor, sizes), tensor.dtype) for sizes in (whole, device))
+        counts = (program.elements(tensor, whole), program.device_elements(tensor))
+        each, here = (payload_bytes(count, tensor.dtype) for count in counts)
         fields = {
             "axes": tensor.axes,
             "dtype": tensor.dtype,

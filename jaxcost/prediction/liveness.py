@@ -55,7 +55,7 @@ class _Replay:
             return
         if tensor.role == "cache" and self.program.case.workload.phase == "decode":
             return  # written in place into the donated argument
-        self.live[key] = payload_bytes(self.program.elements(tensor, self.sizes), tensor.dtype)
+        self.live[key] = payload_bytes(self.program.device_elements(tensor, self.sizes), tensor.dtype)
 
     def cut(self, op: Op, phase: str) -> None:
         size = sum(self.live.values())
@@ -84,7 +84,7 @@ class _Replay:
 def program_peak(program: Program) -> Peak:
     """Return the peak of activations and their gradients in the declared order, in bytes on the worst device."""
     run = program.case.execution
-    sizes = program.microbatch_sizes.local(run.degree("data") * run.degree("fsdp"), run.degree("tensor"))
+    sizes = program.device_microbatch_sizes
     training = program.case.workload.phase == "training"
     # A checkpoint around everything rebuilds all that backward needs before backward starts.
     found = walk(program, "none" if run.remat == "everything" else None) if training else None
@@ -122,7 +122,7 @@ def _stack(program: Program, sizes: Any, kept: tuple[Saved, ...], segment: str) 
     for item in kept:
         tensor = program.tensors[item.name]
         if item.region == "block" and program.producers[item.name].segment == segment:
-            total = total + payload_bytes(program.elements(tensor, sizes), tensor.dtype) * (item.copies - 1)
+            total = total + payload_bytes(program.device_elements(tensor, sizes), tensor.dtype) * (item.copies - 1)
     return total
 
 

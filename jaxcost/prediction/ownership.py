@@ -44,7 +44,12 @@ def degrees(entry: Entry, run: Execution) -> tuple[int, ...]:
     """Return the shard degree of each axis of a parameter array."""
     if entry.name.rsplit("/", 1)[1] != "weight":
         return (1,) * len(entry.axes)
-    return tuple(run.degree(SHARDED[axis]) if axis in SHARDED else 1 for axis in entry.axes)
+    found = []
+    for axis, extent in zip(entry.axes, entry.shape, strict=True):
+        degree = run.degree(SHARDED[axis]) if axis in SHARDED else 1
+        # Fewer K/V heads than ranks: each is held whole by several.
+        found.append(extent if axis == "k" and isinstance(extent, int) and extent < degree else degree)
+    return tuple(found)
 
 
 def _kept_degrees(item: StateObject, entry: Entry, run: Execution) -> tuple[int, ...]:

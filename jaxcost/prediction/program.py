@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from jaxcost.contracts.case import Case
+from jaxcost.prediction.domain import exact_div
 from jaxcost.prediction.sizes import Sizes, sizes_of
 
 LEARNED = ("parameter", "view")
@@ -182,12 +183,33 @@ class Program:
         """Sizes of one microbatch."""
         return self.sizes.microbatch(self.case.workload.accumulate)
 
+    def local(self, sizes: Sizes, microbatches: int = 1) -> Sizes:
+        """Return what the worst device computes with of global `sizes` that hold so many microbatches."""
+        run = self.case.execution
+        shards = run.degree("data") * run.degree("fsdp")
+        return sizes.local(shards, run.degree("tensor"), microbatches, run.degree("context"))
+
     @cached_property
     def device_sizes(self) -> Sizes:
         """Sizes of what the worst device computes with, over all microbatches."""
+        return self.local(self.sizes, self.case.workload.accumulate)
+
+    @cached_property
+    def device_microbatch_sizes(self) -> Sizes:
+        """Sizes of one microbatch on the worst device."""
+        return self.local(self.microbatch_sizes)
+
+    def device_elements(self, tensor: Tensor, sizes: Sizes | None = None) -> Any:
+        """Return the elements of one copy on the worst device, of `sizes` (default: one microbatch there).
+
+        Under sequence parallelism the stream between the tensor-parallel regions, [b, s, d], is split by rows over
+        `tensor`.
+        """
+        count = self.elements(tensor, sizes or self.device_microbatch_sizes)
         run = self.case.execution
-        shards = run.degree("data") * run.degree("fsdp")
-        return self.sizes.local(shards, run.degree("tensor"), self.case.workload.accumulate)
+        if run.sequence_parallel and tensor.axes == "b s d" and tensor.role == "activation":
+            return exact_div(count, run.degree("tensor"))
+        return count
 
     @cached_property
     def on_device(self) -> Program:

@@ -129,18 +129,26 @@ class Sizes:
             return self
         return self._part([self._every(count, 1, index) for index in range(count)] if self.lengths else None, count)
 
-    def local(self, shards: int, tensor: int, microbatches: int = 1) -> Sizes:
-        """Return what one device computes with: sequences over `shards`, heads, MLP width and vocabulary over `tensor`.
+    def local(self, shards: int, tensor: int, microbatches: int = 1, context: int = 1) -> Sizes:
+        """Return what one device computes with: sequences over `shards`, their rows over `context`, heads, MLP width
+        and vocabulary over `tensor`.
 
         Of ragged shards the one with the most pairs is taken. The hidden axis stays whole: a weight sharded along it is
-        gathered before use.
+        gathered before use; so do the key rows t, which every query needs. Where there are fewer K/V heads than ranks
+        a rank holds one, shared with others, and the query heads of its own that go with it.
         """
         parts = [self._every(microbatches, shards, index) for index in range(shards)] if self.lengths else None
         part = self._part(parts, shards) if shards > 1 else self
+        if context > 1:
+            part = replace(part, values={**part.values, "s": exact_div(part.values["s"], context)})
         if tensor == 1:
             return part
-        groups = tuple({**own, **{n: exact_div(own[n], tensor) for n in "hkf"}} for own in part.groups)
-        return replace(part, groups=groups, values={**part.values, "v": exact_div(part.values["v"], tensor)})
+        groups = []
+        for own in part.groups:
+            heads, shared = exact_div(own["h"], tensor), isinstance(own["k"], int) and own["k"] < tensor
+            kv = 1 if shared else exact_div(own["k"], tensor)
+            groups.append({**own, "h": heads, "k": kv, "g": exact_div(heads, kv), "f": exact_div(own["f"], tensor)})
+        return replace(part, groups=tuple(groups), values={**part.values, "v": exact_div(part.values["v"], tensor)})
 
     def _part(self, parts: list[tuple[int, ...]] | None, count: int) -> Sizes:
         values = {**self.values, "b": exact_div(self.values["b"], count)}

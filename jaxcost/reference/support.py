@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from jaxcost.contracts import architecture as declared
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import Problem, RejectedError
+from jaxcost.contracts.execution import Execution
 from jaxcost.contracts.kernels import kernel_problems
 from jaxcost.contracts.record import Record
 from jaxcost.reference.layers import JAX_DTYPES
@@ -70,10 +71,31 @@ def _step_problems(case: Case) -> Iterator[Problem]:
     if case.execution.zero:
         rule = "ZeRO stages are counted by the ledgers but not executed by this network"
         yield Problem("execution.zero", case.execution.zero, rule, "use an fsdp axis, or zero = 0")
+    yield from _unexecuted(case)
     for name in ("parameter_dtype", "compute_dtype", "score_dtype", "logits_dtype", "kv_dtype"):
         dtype = getattr(case.state, name)
         if dtype not in JAX_DTYPES:
             yield Problem(f"state.{name}", dtype, "this network does not compute in it", "use bf16, fp16 or fp32")
+
+
+def _unexecuted(case: Case) -> Iterator[Problem]:
+    """Ownership that the ledgers predict and this network does not execute."""
+    default, run = Execution(), case.execution
+    for axis in ("pipeline", "context"):
+        if run.degree(axis) > 1:
+            yield Problem(f"execution.mesh.{axis}", run.degree(axis), "this network does not split over it", _REMEDY)
+    for name in (
+        "fsdp", "pipeline", "sequence_parallel", "context_method", "gradient_sync", "offload", "remat_names",
+        "head_multiple",
+    ):  # fmt: skip
+        value = getattr(run, name)
+        if value != getattr(default, name):
+            shown = value.to_data() if isinstance(value, Record) else value
+            yield Problem(f"execution.{name}", shown, "this network does not execute it", _REMEDY)
+    for index in range(len(case.architecture.groups)):
+        if case.kv_replicas(index) > 1:
+            rule = "this network does not replicate K/V heads"
+            yield Problem("execution.mesh.tensor", run.degree("tensor"), rule, _REMEDY)
 
 
 def _unread(record: Record, path: str) -> Iterator[Problem]:
