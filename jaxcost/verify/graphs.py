@@ -83,7 +83,7 @@ def attentions(draw: st.DrawFn, hidden: int, tensor: int, largest: int, smallest
             st.sampled_from([d for d in divisors(hidden) if d % tensor == 0 and hidden // d >= smallest])
         )
         head_dim = hidden // query_heads
-    kv_heads = draw(st.sampled_from([d for d in divisors(query_heads) if d % tensor == 0]))
+    kv_heads = draw(st.sampled_from([d for d in divisors(query_heads) if d % tensor == 0 or tensor % d == 0]))
     fused = tensor == 1 and draw(st.integers(0, 3)) == 0
     biases = draw(st.sampled_from([b for b in BIASES if not fused or b[0] == b[1] == b[2]]))
     qk_norm = st.builds(QkNorm, over=st.sampled_from(("head", "width")), norm=norms())

@@ -58,7 +58,7 @@ class Product:
 def tensors(case: Case, padded: bool = False) -> list[Tensor]:
     """Return every parameter once: a tied head is the embedding's storage and is not listed.
 
-    `padded` gives the vocabulary its stored rows, padding included, instead of those of the released model.
+    `padded` gives vocabulary and query heads their stored extents, padding included, instead of the released ones.
     """
     arch = case.architecture
     d, w = arch.hidden_size, arch.table_width
@@ -74,7 +74,9 @@ def tensors(case: Case, padded: bool = False) -> list[Tensor]:
             scope = f"group{index}"
             for name, norm in _norms(group.layer):
                 found += _norm(f"{scope}/{name}", norm, (d,), layer)
-            found += _attention(f"{scope}/attn", group.layer.attention, d, layer)
+            attention = group.layer.attention
+            heads = case.query_heads(index) if padded else attention.query_heads
+            found += _attention(f"{scope}/attn", attention, heads, d, layer)
             found += _mlp(f"{scope}/mlp", group.layer.mlp, d, layer)
     found += _norm("final_norm", arch.final_norm, (d,), 0)
     if arch.embedding_width:
@@ -93,8 +95,8 @@ def _norms(layer: Layer) -> list[tuple[str, Norm | None]]:
     ]
 
 
-def _attention(scope: str, attention: Attention, d: int, layer: int) -> list[Tensor]:
-    h, k, e = attention.query_heads, attention.kv_heads, attention.head_dim
+def _attention(scope: str, attention: Attention, h: int, d: int, layer: int) -> list[Tensor]:
+    k, e = attention.kv_heads, attention.head_dim
     biases = (attention.query_bias, attention.key_bias, attention.value_bias)
     found = []
     whole = attention.storage == "fused"
@@ -194,7 +196,7 @@ def products(case: Case) -> Iterator[Product]:
         yield Product("embed/project_in", 0, rows, w, d, True, (live, trained("embed/project_in")))
     for index, group in enumerate(arch.groups):
         scope, layer = f"group{index}", group.layer
-        h, k, e, f = layer.attention.query_heads, layer.attention.kv_heads, layer.attention.head_dim, layer.mlp.width
+        h, k, e, f = case.query_heads(index), layer.attention.kv_heads, layer.attention.head_dim, layer.mlp.width
         attn, mlp = trained(f"{scope}/attn"), trained(f"{scope}/mlp")
         norms = {name: norm is not None and norm.scale and trained(f"{scope}/{name}") for name, norm in _norms(layer)}
         if case.execution.layers == "scan" and (attn or mlp or any(norms.values())):
@@ -270,6 +272,15 @@ def least_cache_bytes(case: Case) -> int:
     return total * BITS[case.state.kv_dtype] // 8
 
 
+def _ranks_apart(case: Case, scope: str) -> int:
+    """Return the tensor ranks that hold different parts of a matrix: of keys and values at most one per K/V head."""
+    tensor = case.execution.degree("tensor")
+    if scope.rsplit("/", 1)[-1] not in ("k_proj", "v_proj"):
+        return tensor
+    group = case.architecture.groups[int(scope.split("/")[0].removeprefix("group"))]
+    return min(tensor, group.layer.attention.kv_heads)
+
+
 def device_parameter_bytes(case: Case) -> tuple[int, int]:
     """Return the bytes of stored parameters on one device and over the whole mesh.
 
@@ -285,7 +296,7 @@ def device_parameter_bytes(case: Case) -> tuple[int, int]:
             if not narrow or tensor.scope not in ("embed/tokens", "head"):
                 share //= run.degree("fsdp")
             if tensor.scope not in ("embed/positions", "embed/project_in", "head/project_out"):
-                share //= run.degree("tensor")
+                share //= _ranks_apart(case, tensor.scope)
         local += share * width
     return local, local * run.device_count
 

@@ -26,6 +26,9 @@ from jaxcost.contracts.workload import PHASES, Workload
 from jaxcost.verify.graphs import NO_DROPOUT, altered, architectures, build_architecture, divisors
 
 MODULI = ("data", "fsdp", "tensor")
+BY_NAME = ("save_only_these_names", "save_and_offload_only_these_names")
+# Names that every layer has, whatever its norms and its attention plan.
+ALWAYS_NAMED = ("q_proj", "k_proj", "v_proj", "context", "o_proj", "up", "activation", "down")
 FREE_PRECISIONS = ("fp32", "bf16", "mixed")
 FIXED_PRECISIONS = ("masterless_bf16", "fp32_autocast_adam", "bf16_master_adam", "a16_six_object")
 INFERENCE_PRECISIONS = ("bf16_inference", "fp32_inference")
@@ -38,11 +41,13 @@ __all__ = [
 
 @st.composite
 def meshes(draw: st.DrawFn, devices: int | None = None) -> dict[str, int]:
-    """Meshes over the three axes: small degrees, or exactly `devices` devices."""
+    """Meshes over data, fsdp and tensor, now and then context: small degrees, or exactly `devices` devices."""
     if devices is None:
-        return {
-            name: draw(st.sampled_from((1, 2, 3, 4))) for name in draw(st.permutations(MODULI)) if draw(st.booleans())
-        }
+        names = [name for name in draw(st.permutations(MODULI)) if draw(st.booleans())]
+        found = {name: draw(st.sampled_from((1, 2, 3, 4))) for name in names}
+        if draw(st.integers(0, 4)) == 0:
+            found["context"] = draw(st.sampled_from((2, 3)))
+        return found
     mesh: dict[str, int] = {}
     left = devices
     for name in MODULI[:-1]:
@@ -62,14 +67,15 @@ def workload_options(
     smallest: int = 1,
     batches: int = 3,
     ragged: bool = True,
+    context: int = 1,
 ) -> dict[str, Any]:
-    """Options of a workload whose microbatch `shards` (data x fsdp) divides."""
+    """Options of a workload whose microbatch `shards` (data x fsdp) divides, and its rows `context`."""
     options: dict[str, Any] = {"phase": phase}
     accumulate = draw(st.sampled_from((1, 1, 1, 2, 3))) if phase == "training" else 1
     options["batch"] = shards * accumulate * draw(st.integers(1, batches))
     if accumulate > 1:
         options["accumulate"] = accumulate
-    new = 1 if phase == "decode" else draw(st.integers(smallest, largest))
+    new = 1 if phase == "decode" else context * draw(st.integers(smallest, largest))
     if phase == "decode":
         options["past"] = draw(st.integers(smallest - 1, largest))
     else:
@@ -85,7 +91,7 @@ def workload_options(
         options["attention_block"] = draw(st.sampled_from(blocks))
     if phase == "training" and draw(st.booleans()):
         options["dropout"] = True
-    if ragged and phase != "decode" and draw(st.integers(0, 5)) == 0:
+    if ragged and phase != "decode" and context == 1 and draw(st.integers(0, 5)) == 0:
         lengths = [draw(st.integers(1, new)) for _ in range(options["batch"])]
         lengths[draw(st.integers(0, len(lengths) - 1))] = new
         options["lengths"] = lengths
@@ -108,14 +114,26 @@ def state_options(draw: st.DrawFn, phase: str, *, fixed: bool = True) -> dict[st
 
 
 @st.composite
-def execution_options(draw: st.DrawFn, phase: str, *, tensor: int = 1) -> dict[str, Any]:
-    """Options of an execution, the mesh apart: recomputation, layers, vocabulary padding that `tensor` divides."""
+def execution_options(draw: st.DrawFn, phase: str, *, mesh: Mapping[str, int], rows: int = 1) -> dict[str, Any]:
+    """Options of an execution, the mesh apart: recomputation, layers, vocabulary padding that `tensor` divides, what an
+    fsdp axis gathers, sequence parallelism where `tensor` divides a device's `rows`.
+    """
+    tensor = mesh.get("tensor", 1)
     options: dict[str, Any] = {
         "layers": draw(st.sampled_from(("scan", "unrolled"))),
         "vocabulary_multiple": tensor * draw(st.sampled_from((1, 1, 2, 8))),
     }
     if phase == "training":
         options["remat"] = draw(st.sampled_from(REMATS))
+        if options["remat"] in BY_NAME:
+            names = st.lists(st.sampled_from(ALWAYS_NAMED), unique=True, min_size=1, max_size=3)
+            options["remat_names"] = draw(names)
+        if mesh.get("fsdp", 1) > 1 and draw(st.booleans()):
+            options["reshard"] = draw(st.booleans())
+            options["fsdp_group"] = draw(st.sampled_from(("root", "block", "matrix")))
+            options["prefetch"] = draw(st.integers(0, 2))
+    if tensor > 1 and rows % tensor == 0 and draw(st.booleans()):
+        options["sequence_parallel"] = True
     return options
 
 
@@ -141,7 +159,10 @@ def state_policies(phase: str | None = None) -> st.SearchStrategy[StatePolicy]:
 def executions(draw: st.DrawFn, phase: str | None = None, devices: int | None = None) -> Execution:
     """Executions over every mesh and recomputation; `devices` fixes the size of the mesh."""
     mesh = draw(meshes(devices))
-    options = draw(execution_options(phase or draw(st.sampled_from(PHASES)), tensor=mesh.get("tensor", 1)))
+    options = draw(execution_options(phase or draw(st.sampled_from(PHASES)), mesh=mesh))
+    for name in ("reshard", "fsdp_group", "prefetch"):
+        if name in options:
+            options.setdefault("fsdp", {})[name.removeprefix("fsdp_")] = options.pop(name)
     axes = [{"name": name, "size": size} for name, size in mesh.items()]
     return Execution.from_data({**options, "mesh": axes})
 
@@ -168,21 +189,27 @@ def cases(
     """
     phase = phase or draw(st.sampled_from(PHASES))
     mesh = draw(meshes(devices if devices is not None or not compilable else 1))
+    if phase == "decode":
+        mesh.pop("context", None)
+    context = mesh.get("context", 1)
     tensor, fsdp = mesh.get("tensor", 1), mesh.get("fsdp", 1)
     largest, smallest = (6, 2) if compilable else (draw(st.sampled_from((8, 8, 24))), 1)
+    work = draw(
+        workload_options(
+            phase,
+            shards=mesh.get("data", 1) * fsdp,
+            largest=largest,
+            smallest=smallest,
+            batches=2 if compilable else 3,
+            ragged=ragged and not compilable,
+            context=context,
+        )
+    )
+    rows = 1 if "lengths" in work else work.get("seq", 1) // context
     options = {
-        **draw(
-            workload_options(
-                phase,
-                shards=mesh.get("data", 1) * fsdp,
-                largest=largest,
-                smallest=smallest,
-                batches=2 if compilable else 3,
-                ragged=ragged and not compilable,
-            )
-        ),
+        **work,
         **draw(state_options(phase, fixed=not compilable)),
-        **draw(execution_options(phase, tensor=tensor)),
+        **draw(execution_options(phase, mesh=mesh, rows=rows)),
         "mesh": mesh,
     }
     if not compilable:
@@ -228,8 +255,13 @@ def written_options(case: Case) -> dict[str, Any]:
         "attention": work.attention, "attention_block": work.attention_block, "dropout": work.dropout,
         "accumulate": work.accumulate, "precision": state.name, "remat": run.remat, "layers": run.layers,
         "mesh": run.mesh_sizes, "zero": run.zero, "sharding": run.sharding,
-        "vocabulary_multiple": run.vocabulary_multiple,
-        "pairs": case.convention.attention_pairs,
+        "vocabulary_multiple": run.vocabulary_multiple, "head_multiple": run.head_multiple,
+        "sequence_parallel": run.sequence_parallel, "context_method": run.context_method,
+        "gradient_sync": run.gradient_sync, "offload": list(run.offload), "remat_names": list(run.remat_names),
+        "fsdp_group": run.fsdp.group, "reshard": run.fsdp.reshard, "prefetch": run.fsdp.prefetch,
+        "pipeline_schedule": run.pipeline.schedule, "pipeline_layers": list(run.pipeline.layers),
+        "pipeline_virtual": run.pipeline.virtual, "embedding_stage": run.pipeline.embedding_stage,
+        "head_stage": run.pipeline.head_stage, "pairs": case.convention.attention_pairs,
     }  # fmt: skip
     if work.phase == "decode":
         options["past"] = work.past_tokens

@@ -368,7 +368,7 @@ def test_the_corpus_is_large_and_its_bases_are_good(tmp_path: Path, capsys: pyte
 
 def test_all_problems_come_together(refuse: Run) -> None:
     message = refuse(
-        "estimate", "toy-tied", "--phase", "serving", "--batch", "x", "--mesh", "expert=2", "--remat", "most"
+        "estimate", "toy-tied", "--phase", "serving", "--batch", "x", "--mesh", "rank=2", "--remat", "most"
     )
     assert message.startswith("rejected: 5 problems")
     for part in ("workload.phase", "workload.batch", "execution.mesh.0.name", "execution.remat", "seq"):
