@@ -51,7 +51,7 @@ def options_of(name: str) -> set[str]:
         flag
         for parameter in command.get_params(context)
         if isinstance(parameter, click.Option)
-        for flag in parameter.opts
+        for flag in (*parameter.opts, *parameter.secondary_opts)
         if flag.startswith("--") or len(parameter.opts) == 1
     }
 
@@ -62,7 +62,7 @@ def _case() -> None:
     """A command with the options of a case alone."""
 
 
-CASE_OPTIONS = {flag for parameter in _case.params for flag in parameter.opts}
+CASE_OPTIONS = {flag for parameter in _case.params for flag in (*parameter.opts, *parameter.secondary_opts)}
 
 
 def test_case_options_are_on_the_page_and_no_others() -> None:

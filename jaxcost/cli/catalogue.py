@@ -166,6 +166,8 @@ def import_config(
     """
     if output is not None and output.suffix not in (".toml", ".json"):
         raise reject("-o", str(output), "the suffix says neither TOML nor JSON", "name the file .toml or .json")
+    if output is not None and output.exists() and config.exists() and output.samefile(config):
+        raise reject("-o", str(output), "is the file that is read", "write the manifest to another file")
     check_writable(output, "-o")
     maxtext = read_maxtext(config) if config.suffix in (".yml", ".yaml") and config.is_file() else None
     if case_file is not None:

@@ -29,7 +29,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--suite", metavar="NAME|FILE", help="A suite of cases, by name or as a file.  [default: default]")
 @click.option("--fuzz", type=WHOLE, metavar="N", help="Draw N random cases, check their properties and compile them.")
-@click.option("--seed", type=WHOLE, default=0, metavar="S", help="The seed of --fuzz.  [default: 0]")
+@click.option("--seed", type=WHOLE, default=None, metavar="S", help="The seed of --fuzz.  [default: 0]")
 @click.option(
     "--observation", type=_FILE, metavar="FILE", help="Reconcile with a supplied bundle instead of compiling."
 )
@@ -109,6 +109,9 @@ def _request(models: tuple[str, ...], quiet: bool, parameters: dict[str, Any]) -
         problems.append(
             Problem("--fuzz", fuzz, "must be a whole number from 1 to 1,000,000", "write for example --fuzz 200")
         )
+    if seed is not None and fuzz is None:
+        problems.append(Problem("--seed", seed, "nothing is drawn at random", "give --fuzz N, or leave it out"))
+    seed = 0 if seed is None else seed
     if not isinstance(seed, int) or not 0 <= seed < 2**64:
         problems.append(
             Problem("--seed", seed, "must be a whole number from 0 to 2**64 - 1", "write for example --seed 1")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ from jaxcost.contracts.errors import Problem, RejectedError, reject
 LARGEST_SIZE = 2**48
 MAXIMUM_DEPTH = 64
 MAXIMUM_TEXT_BYTES = 64 * 2**20
+# Control characters but for tab and line feed, and the marks that turn the direction of writing.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 Extent = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
@@ -54,10 +57,17 @@ class Record(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        found = list(self.problems())
+        found = [*self._unprintable(), *self.problems()]
         if found:
             raise BrokenRules(found)
         return self
+
+    def _unprintable(self) -> Iterable[Problem]:
+        """Yield the texts that would steer the terminal that shows them: control characters, reversed writing."""
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, str) and _STEERING.search(value):
+                yield Problem(name, value, "holds control characters", "write printable text")
 
     @classmethod
     def from_data(cls, data: object, where: str = "") -> Self:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxcost.contracts.case import Case
+from jaxcost.contracts.errors import reject
 from jaxcost.prediction.activations import activations
 from jaxcost.prediction.flops import flops
 from jaxcost.prediction.kv_cache import kv_cache
@@ -84,7 +85,14 @@ class Prediction:
 
 
 def predict(case: Case) -> Prediction:
-    """Return all ledgers of a case; arithmetic only, exact integers."""
+    """Return all ledgers of a case; arithmetic only, exact integers.
+
+    Raises:
+        RejectedError: `case` is no Case.
+    """
+    if not isinstance(case, Case):
+        rule = "a prediction is of a case: a model, and what one step of it does"
+        raise reject("case", type(case).__name__, rule, "make one with jaxcost.training, prefill or decode")
     built = program(case)
     ledgers = {name: fold(built) for name, fold in FOLDS.items()}
     ledgers["collectives"] = _collectives(case)
