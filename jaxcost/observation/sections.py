@@ -16,8 +16,6 @@ from jaxcost.contracts.case import Case
 from jaxcost.observation.hlo import Contraction, HloReading, Total, read_hlo
 from jaxcost.observation.targets import Target
 
-AT_PEAK = 30
-
 # The components of the reference network; `cache` is the write and read of the K/V cache.
 COMPONENTS = (
     "embed", "tokens", "scale", "project_in", "positions", "norm", "attn_norm", "attn", "q_proj", "k_proj", "v_proj",
@@ -57,7 +55,9 @@ def hlo_sections(
     Raises:
         RejectedError: the bytes are not one whole, consistent module.
     """
-    reading = read_hlo(hlo, platform=target.family, mesh=mesh or None, scopes=scopes)
+    islands = max(target.node_count, target.slice_count)
+    per_island = target.device_count // islands if islands > 1 else None
+    reading = read_hlo(hlo, platform=target.family, mesh=mesh or None, scopes=scopes, devices_per_node=per_island)
     return {"hlo": _hlo(reading), "memory": _memory(reading), "collectives": _collectives(reading)}
 
 
@@ -158,15 +158,9 @@ def _traffic(reading: HloReading, values: Values) -> dict[str, Any]:
 def _memory(reading: HloReading) -> dict[str, Any]:
     memory, values = reading.memory, Values()
     section = {
-        field.name: getattr(memory, field.name) for field in fields(memory) if field.name not in ("live", "reasons")
+        field.name: plain(getattr(memory, field.name), values) for field in fields(memory) if field.name != "live"
     }
-    rest = memory.live[AT_PEAK:]
-    return {
-        **section,
-        "at_peak": [plain(row, values) for row in memory.live[:AT_PEAK]],
-        "at_peak_rest": {"buffers": len(rest), "bytes": sum(row.bytes for row in rest)},
-        "reasons": dict(memory.reasons),
-    }
+    return {**section, "at_peak": [plain(row, values) for row in memory.live]}
 
 
 def _collectives(reading: HloReading) -> dict[str, Any]:
@@ -205,7 +199,8 @@ def plain(value: Any, values: Values) -> Any:
         return {str(key): plain(item, values) for key, item in value.items()}
     if not hasattr(value, "__dataclass_fields__"):
         return value
-    row = {field.name: plain(getattr(value, field.name), values) for field in fields(value)}
+    # A field named for a word of the language has a trailing underscore here and none in JSON.
+    row = {field.name.rstrip("_"): plain(getattr(value, field.name), values) for field in fields(value)}
     if isinstance(row.get("source"), str):
         row["source"] = short_path(row["source"])
     return row

@@ -5,25 +5,29 @@ memory (what an out-of-memory message reports). `live_peak_bytes` is what is in 
 results and constants, which have allocations of their own, plus the largest replay of a heap trace. The difference is
 fragmentation.
 
-A trace lists ALLOC and FREE of logical buffers, and SHARE_WITH, by which a buffer takes over the memory of another:
-the memory is free when the last one sharing it is, and is taken again when a later one shares it. On TPU traces exist
-for on-chip memory too; only buffers of colour 0 (device memory) count here, while the compiler's own statistic takes
-the largest of all traces.
+On TPU traces exist for on-chip memory too; only buffers of colour 0 (device memory) count here, while the compiler's
+own statistic takes the largest of all traces. What each buffer is for is in `classes`, how a trace is replayed in
+`heap`, what is in use over the schedule in `timeline`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jaxcost.observation.hlo.classes import BORDER, CLASSES, WORKSPACE, Classes, Kind, argument_kind
+from jaxcost.observation.hlo.heap import Fullest, Held, fullest
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.origins import Places
 from jaxcost.observation.hlo.schema import Proto, rejected, unknown_fields
+from jaxcost.observation.hlo.scope import Place
 from jaxcost.observation.hlo.shapes import Shape
+from jaxcost.observation.hlo.timeline import Parts, Point, Shown, Step, Timeline, chosen, read_steps, snapshots
 
-_ALLOC, _FREE, _SHARE = 0, 1, 2
 _REMEDY = "the dump is damaged: dump the module again"
 _POINTER_BYTES = 8
+_OVER_TIME = ("by_class_at_peak", "unclassified_bytes", "moments", "timeline")
+_LISTED = 12  # temporaries that a point of the timeline names
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,18 @@ class LiveBuffer:
     """One buffer in use at the peak. `kind`: parameter, output, constant or temporary. `op_name` of an argument is
     its path in the arguments; '' (and `scope_exact` False) where the compiler kept no name. `shared` counts the
     values in it.
+
+    `instruction` took the memory and `value` made what lies in it at the peak, which differ where memory is handed on
+    in place; class, scope and phase are those of the value. `bytes` holds `padding_bytes` beyond `logical_bytes`.
+    `why` is the evidence for the class and `sure` whether there is any. `born_step` is a step of the timeline, None for
+    what is resident.
     """
 
     bytes: int
+    logical_bytes: int
+    padding_bytes: int
     shape: str
+    dtype: str
     instruction: str
     op_name: str
     scope: str
@@ -42,7 +54,27 @@ class LiveBuffer:
     scope_exact: bool
     kind: str
     source: str
-    shared: int = 1
+    shared: int
+    class_: str
+    why: str
+    sure: bool
+    value: str
+    born: str
+    born_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The fullest step of one part of the schedule (see `timeline`); `by_class` sums to `bytes`."""
+
+    name: str
+    bytes: int
+    step: int
+    instruction: str
+    computation: str
+    scope: str
+    phase: str
+    by_class: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +84,8 @@ class Memory:
     `argument_bytes`, `constant_bytes`: allocations of their kind. `output_bytes`: the result, aliased parts included,
     and its table of pointers (8 bytes a leaf on CPU and CUDA). `alias_bytes`: results that reuse an argument.
     `temp_bytes`: other allocations in device memory. `all_spaces_peak_bytes`: the peak by the compiler's rule
-    (largest trace of any space).
+    (largest trace of any space). `by_class_at_peak` sums to `live_peak_bytes`; `unclassified_bytes` is the part of it
+    for whose class there was no evidence.
     """
 
     argument_bytes: int
@@ -65,7 +98,11 @@ class Memory:
     fragmentation_bytes: int | None
     all_spaces_peak_bytes: int | None
     peak_instruction: str
+    by_class_at_peak: dict[str, int] | None
+    unclassified_bytes: int | None
     live: tuple[LiveBuffer, ...]
+    moments: tuple[Moment, ...]
+    timeline: Timeline | None
     reasons: dict[str, str]
 
 
@@ -100,91 +137,59 @@ def _alias_bytes(module: Module) -> int:
     return total
 
 
-@dataclass(slots=True)
-class _Replay:
-    """The fullest moment of one trace: bytes, the event after which it is reached, and the buffers live then."""
-
-    bytes: int
-    instruction: str
-    live: dict[int, int]  # canonical buffer -> how many values share it
-
-
-def _steps(trace: Proto, sizes: dict[int, int]) -> Iterator[tuple[Proto, int, dict[int, int]]]:
-    """(event, bytes in use after it, live counts by canonical buffer)."""
-    owners: dict[
-        int, int
-    ] = {}  # buffer -> the one whose memory it uses; kept after its end, since later ones may share
-    active: set[int] = set()
-    live: dict[int, int] = {}
-    used = 0
-    for event in trace.events:
-        buffer = event.buffer_id
-        if event.kind in (_ALLOC, _SHARE):
-            owner = buffer if event.kind == _ALLOC else owners.get(event.share_with_canonical_id)
-            if buffer in active or owner not in sizes:
-                raise rejected("hlo.heap_simulator_trace", buffer, "each buffer starts once, from a known one", _REMEDY)
-            owners[buffer] = owner
-            active.add(buffer)
-            if owner not in live:
-                used += sizes[owner]
-            live[owner] = live.get(owner, 0) + 1
-        elif event.kind == _FREE:
-            if buffer not in active:
-                raise rejected("hlo.heap_simulator_trace", buffer, "only a live buffer can be freed", _REMEDY)
-            active.discard(buffer)
-            owner = owners[buffer]
-            live[owner] -= 1
-            if live[owner] == 0:
-                del live[owner]
-                used -= sizes[owner]
-        else:
-            raise rejected("hlo.heap_simulator_trace", event.kind, "an event is ALLOC, FREE or SHARE_WITH", _REMEDY)
-        yield event, used, live
-
-
-def _replay(trace: Proto, sizes: dict[int, int]) -> _Replay:
-    peak, at = 0, -1
-    for i, (_, used, _) in enumerate(_steps(trace, sizes)):
-        if used > peak:
-            peak, at = used, i
-    for i, (event, _, live) in enumerate(_steps(trace, sizes)):
-        if i == at:
-            return _Replay(peak, event.instruction_name, dict(live))
-    return _Replay(0, "", {})
-
-
 class _Reader:
     def __init__(self, module: Module, assignment: Proto, places: Places) -> None:
-        self.module, self.places = module, places
+        self.module, self.places, self.classes = module, places, Classes(module, places)
         self.assignment = assignment
         self.buffers = {b.id: b for b in assignment.logical_buffers}
         for buffer in assignment.logical_buffers:
             if buffer.size < 0:
                 raise rejected("hlo.logical_buffers", buffer.size, "a size is 0 or more", _REMEDY)
+        self.device = {i: b.size if b.color == 0 else 0 for i, b in self.buffers.items()}
+        self.anywhere = {i: b.size for i, b in self.buffers.items()}
 
     def defined_by(self, buffer: Proto) -> tuple[Instruction | None, Shape | None]:
         made = self.module.instructions.get(buffer.defined_at.instruction_id)
         return made, made.shape.at(tuple(buffer.defined_at.shape_index)) if made else None
 
-    def live(self, at: Instruction | None, shape: Shape | None, size: int, kind: str, shared: int = 1) -> LiveBuffer:
+    def kind(self, buffer_id: int) -> Kind:
+        """The class of a value in temporary memory."""
+        buffer = self.buffers[buffer_id]
+        made = self.module.instructions.get(buffer.defined_at.instruction_id)
+        if made is None:
+            return Kind(WORKSPACE, "made by no instruction of the module", sure=False)
+        return self.classes.temporary(made, tuple(buffer.defined_at.shape_index))
+
+    def _row(
+        self, at: Instruction | None, shape: Shape | None, size: int, kind: str, of: Kind, value: Instruction | None,
+        shared: int, born: str, step: int | None,
+    ) -> LiveBuffer:  # fmt: skip
+        logical = size if shape is None or (shape.is_tuple and kind != "parameter") else shape.logical_bytes
+        text, dtype = ("", "") if shape is None else (str(shape), "" if shape.is_tuple else shape.dtype)
+        padding = max(0, size - logical)
         if at is None:
-            return LiveBuffer(size, "", "", "", "", "", False, kind, "", shared)
-        place, op_name = self.places.named(at)
-        argument = at.opcode == "parameter" and at.computation is self.module.entry
-        if argument:
-            return LiveBuffer(size, str(shape), at.name, at.op_name, "", "", True, kind, "", shared)
+            return LiveBuffer(
+                size, logical, padding, text, dtype, "", "", "", "", False, kind, "", shared, of.name, of.why, of.sure,
+                "", born, step,
+            )  # fmt: skip
+        told = value if value is not None and value.op_name and value.opcode != "parameter" else at
+        place, op_name = self.places.named(told)
+        source = self.module.source(told)
+        if at.opcode == "parameter" and at.computation is self.module.entry:
+            place, op_name, source = Place("", ""), at.op_name, ""
         return LiveBuffer(
-            size,
-            str(shape),
-            at.name,
-            op_name,
-            place.scope,
-            place.phase,
-            place.exact,
-            kind,
-            self.module.source(at),
-            shared,
-        )
+            size, logical, padding, text, dtype, at.name, op_name, place.scope, place.phase, place.exact, kind, source,
+            shared, of.name, of.why, of.sure, (value or at).name, born, step,
+        )  # fmt: skip
+
+    def temporary(self, held: Held, step: int) -> LiveBuffer:
+        """A buffer of the heap, described by the value that lies in it."""
+        at, shape = self.defined_by(self.buffers[held.owner])
+        value, _ = self.defined_by(self.buffers[held.value])
+        return self._row(
+            at, shape, self.device[held.owner], "temporary", self.kind(held.value), value, len(held.values),
+            at.name if at else "", step,
+        )  # fmt: skip
 
     def resident(self) -> list[LiveBuffer]:
         """The arguments, results and constants, which hold their memory throughout."""
@@ -194,15 +199,110 @@ class _Reader:
             if kind == "temporary" or allocation.color != 0 or allocation.is_thread_local:
                 continue
             at, shape = None, None
+            of = Kind(WORKSPACE, "a constant of the program")
             if kind == "parameter":
                 at = self.module.entry.parameters.get(allocation.parameter_number)
                 shape = at.shape.at(tuple(allocation.parameter_shape_index)) if at else None
+                of = argument_kind(at.op_name if at else "")
             elif allocation.assigned:
-                largest = max(allocation.assigned, key=lambda a: a.size)
-                buffer = self.buffers.get(largest.logical_buffer_id)
+                buffer = self.buffers.get(self._main(allocation))
                 at, shape = self.defined_by(buffer) if buffer is not None else (None, None)
-            found.append(self.live(at, shape, allocation.size, kind))
+                if kind == "output" and at is not None and buffer is not None:
+                    of = self.classes.result(at, tuple(buffer.defined_at.shape_index))
+            if kind == "output" and at is None:
+                of = Kind(BORDER, "a result of the program")
+            found.append(self._row(at, shape, allocation.size, kind, of, None, 1, "", None))
         return found
+
+    def _main(self, allocation: Proto) -> int:
+        """The buffer an allocation is there for: of the largest ones the result, whose memory others may use first."""
+        most = max(a.size for a in allocation.assigned)
+        largest = [a.logical_buffer_id for a in allocation.assigned if a.size == most]
+        for buffer_id in largest:
+            buffer = self.buffers.get(buffer_id)
+            made = self.module.instructions.get(buffer.defined_at.instruction_id) if buffer is not None else None
+            if (
+                buffer is not None
+                and made is not None
+                and self.classes.is_result(made, tuple(buffer.defined_at.shape_index))
+            ):
+                return int(buffer_id)
+        return int(largest[0])
+
+    def by_class(self, resident: list[LiveBuffer], live: Iterable[Held]) -> dict[str, int]:
+        """Bytes in use by class; every class is named."""
+        sums = dict.fromkeys(CLASSES, 0)
+        for row in resident:
+            sums[row.class_] += row.bytes
+        for held in live:
+            if self.device[held.owner]:
+                sums[self.kind(held.value).name] += self.device[held.owner]
+        return sums
+
+    def over_time(self, trace: Proto | None, resident: list[LiveBuffer], peak: Fullest) -> _OverTime:
+        """The timeline of a trace, the moments, and the step in which each event lies."""
+        steps = read_steps(trace, self.device) if trace is not None else []
+        parts = Parts(self.module, self.places)
+        names = parts.moments(steps)
+        wanted = chosen(steps, names)
+        held = snapshots(trace, self.device, {steps[i].event: i for i in wanted}) if trace is not None else {}
+        base = sum(row.bytes for row in resident)
+        largest = sorted(range(len(resident)), key=lambda i: (-resident[i].bytes, i))[:_LISTED]
+        shown = {f"r{i}": _shown(resident[i]) for i in largest}
+        points = [self._point(steps[i], names[i], held[i], parts, resident, base, shown) for i in wanted]
+        timeline = Timeline(
+            len(steps), _step_of(steps, peak.number), base, tuple(f"r{i}" for i in largest), tuple(points), shown
+        )
+        best: dict[str, Point] = {}
+        for point in points:
+            if point.moment not in best or point.bytes > best[point.moment].bytes:
+                best[point.moment] = point
+        moments = tuple(
+            Moment(
+                name,
+                p.bytes,
+                p.step,
+                p.instruction,
+                p.computation,
+                p.scope,
+                p.phase,
+                {**dict.fromkeys(CLASSES, 0), **p.by_class},
+            )
+            for name, p in best.items()
+        )
+        return _OverTime(timeline, moments, steps)
+
+    def _point(
+        self, step: Step, moment: str, live: tuple[Held, ...], parts: Parts, resident: list[LiveBuffer], base: int,
+        shown: dict[str, Shown],
+    ) -> Point:  # fmt: skip
+        place = parts.place(step)
+        ids = []
+        for held in sorted(live, key=lambda h: (-self.device[h.owner], h.owner))[:_LISTED]:
+            name = f"b{held.value}"
+            ids.append(name)
+            if name not in shown:
+                shown[name] = _shown(self.temporary(held, step.number))
+        return Point(
+            step.number, step.instruction, step.computation, place.scope, place.phase, moment, base + step.bytes,
+            {name: size for name, size in self.by_class(resident, live).items() if size}, tuple(ids),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _OverTime:
+    timeline: Timeline
+    moments: tuple[Moment, ...]
+    steps: list[Step]
+
+
+def _step_of(steps: list[Step], event: int) -> int:
+    """The step in which memory was at its fullest after `event`; 0 where nothing is ever taken."""
+    return next((step.number for step in steps if step.event == event), 0)
+
+
+def _shown(row: LiveBuffer) -> Shown:
+    return Shown(row.bytes, row.shape, row.class_, row.scope, row.phase, row.value or row.instruction, row.source)
 
 
 def _kind(allocation: Proto) -> str:
@@ -221,10 +321,13 @@ def read_memory(module: Module, assignment: Proto | None, places: Places, platfo
     output, alias = _result_bytes(module.entry.root.shape, platform), _alias_bytes(module)
     if assignment is None:
         why = "the module came without a buffer assignment (a compile-time dump has one)"
-        names = ("constant", "temp", "required", "live_peak", "fragmentation", "all_spaces_peak")
+        unknown = ("constant", "temp", "required", "live_peak", "fragmentation", "all_spaces_peak")
         argument = sum(s.bytes for s in shapes)
-        absent = {f"{name}_bytes": why for name in names}
-        return Memory(argument, output, alias, None, None, None, None, None, None, "", (), absent), []
+        absent = dict.fromkeys((*(f"{name}_bytes" for name in unknown), *_OVER_TIME), why)
+        memory = Memory(
+            argument, output, alias, None, None, None, None, None, None, "", None, None, (), (), None, absent
+        )
+        return memory, []
     notes = unknown_fields(assignment)
     for allocation in assignment.buffer_allocations:
         if allocation.size < 0:
@@ -240,41 +343,46 @@ def read_memory(module: Module, assignment: Proto | None, places: Places, platfo
     resident = required - sums["temporary"]
     traces = assignment.heap_simulator_traces
     reasons: dict[str, str] = {}
-    live_peak: int | None
-    every: int | None
-    live: list[LiveBuffer] = []
-    peak = _Replay(0, "", {})
     if not traces and sums["temporary"]:
-        live_peak = every = None
         why = (
             "the buffer assignment came without heap traces (the CPU runtime drops them; a compile-time dump has them)"
         )
-        reasons = dict.fromkeys(("live_peak_bytes", "fragmentation_bytes", "all_spaces_peak_bytes"), why)
-    else:
-        device = {i: b.size for i, b in reader.buffers.items() if b.color == 0}
-        anywhere = {i: b.size for i, b in reader.buffers.items()}
-        # XLA does not say which allocation a trace belongs to (its index is stale on CPU and CUDA): take the fullest.
-        for trace in traces:
-            replayed = _replay(trace, _with_zeros(device, anywhere))
-            if replayed.bytes > peak.bytes:
-                peak = replayed
-        live_peak = resident + peak.bytes
-        every = resident + max((_replay(t, anywhere).bytes for t in traces), default=0)
-        live = reader.resident()
-        for buffer_id, shared in peak.live.items():
-            size = device.get(buffer_id, 0)
-            if size:
-                live.append(reader.live(*reader.defined_by(reader.buffers[buffer_id]), size, "temporary", shared))
-        live.sort(key=lambda b: (-b.bytes, b.instruction))
+        names = ("live_peak_bytes", "fragmentation_bytes", "all_spaces_peak_bytes", *_OVER_TIME)
+        memory = Memory(
+            argument_bytes=sums["parameter"], output_bytes=output, alias_bytes=alias, constant_bytes=sums["constant"],
+            temp_bytes=sums["temporary"], required_bytes=required, live_peak_bytes=None, fragmentation_bytes=None,
+            all_spaces_peak_bytes=None, peak_instruction="", by_class_at_peak=None, unclassified_bytes=None, live=(),
+            moments=(), timeline=None, reasons=dict.fromkeys(names, why),
+        )  # fmt: skip
+        return memory, sorted({f"field {n}" for n in notes})
+    # XLA does not say which allocation a trace belongs to (its index is stale on CPU and CUDA): take the fullest.
+    peak, of = Fullest(0, -1, "", ()), None
+    for trace in traces:
+        replayed = fullest(trace, reader.device)
+        if replayed.bytes > peak.bytes:
+            peak, of = replayed, trace
+    fixed = reader.resident()
+    over_time = reader.over_time(of, fixed, peak)
+    at_step = {held.owner: _born(over_time.steps, held.born) for held in peak.live}
+    live = [*fixed, *(reader.temporary(h, at_step[h.owner]) for h in peak.live if reader.device[h.owner])]
+    live.sort(key=lambda b: (-b.bytes, b.instruction))
     memory = Memory(
         argument_bytes=sums["parameter"], output_bytes=output, alias_bytes=alias, constant_bytes=sums["constant"],
-        temp_bytes=sums["temporary"], required_bytes=required, live_peak_bytes=live_peak,
-        fragmentation_bytes=None if live_peak is None else required - live_peak, all_spaces_peak_bytes=every,
-        peak_instruction=peak.instruction, live=tuple(live), reasons=reasons,
+        temp_bytes=sums["temporary"], required_bytes=required, live_peak_bytes=resident + peak.bytes,
+        fragmentation_bytes=required - resident - peak.bytes,
+        all_spaces_peak_bytes=resident + max((fullest(t, reader.anywhere).bytes for t in traces), default=0),
+        peak_instruction=peak.instruction, by_class_at_peak=reader.by_class(fixed, peak.live),
+        unclassified_bytes=sum(b.bytes for b in live if not b.sure), live=tuple(live), moments=over_time.moments,
+        timeline=over_time.timeline, reasons=reasons,
     )  # fmt: skip
     return memory, sorted({f"field {n}" for n in notes})
 
 
-def _with_zeros(device: dict[int, int], anywhere: dict[int, int]) -> dict[int, int]:
-    """Sizes with other memory spaces at 0, so that a trace that mixes spaces still replays."""
-    return {i: device.get(i, 0) for i in anywhere}
+def _born(steps: list[Step], event: int) -> int:
+    """The step during which an event happens. Each step begins with the event that first took memory for it."""
+    number = 0
+    for step in steps:
+        if step.first > event:
+            break
+        number = step.number
+    return number
