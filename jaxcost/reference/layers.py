@@ -49,6 +49,10 @@ class Run:
     logit_softcap: float | None
     layout: Layout
     kernel: Kernel | None = None
+    # Whether linear maps gather their weights again in the backward pass, and, where they do, whether a barrier keeps
+    # the compiler from merging both gathers (as it does in straight-line code).
+    regather: bool = False
+    barrier: bool = True
 
 
 class Packed(eqx.Module):
@@ -81,17 +85,31 @@ class Linear(eqx.Module):
     ) -> jax.Array:
         """Map `[b, s, *inputs]` to `[b, s, *outputs]` in the compute type; `place` is (start, size) in `packed`."""
         with jax.named_scope(self.name):
-            axes = self.inputs + self.outputs
-            stored, bias = self.weight, self.bias
-            if packed is not None:
-                piece = packed.cut(*place)
-                stored, bias = piece.weight, bias if piece.bias is None else piece.bias
-            assert stored is not None
-            weight = run.layout.use(stored.astype(run.compute), axes)
-            y = jnp.einsum(f"bs{self.inputs},{axes}->bs{self.outputs}", x, weight)
+            bias = self.bias
+            if packed is None:
+                assert self.weight is not None
+                y = self._product(x, self.weight, run, None)
+            else:
+                y = self._product(x, packed.weight, run, place)
+                bias = bias if packed.bias is None else packed.cut(*place).bias
             if bias is not None:
                 y = y + bias.astype(run.compute)
             return run.layout.pin(y, "bs" + self.outputs)
+
+    def _product(self, x: jax.Array, stored: jax.Array, run: Run, place: tuple[int, int] | None) -> jax.Array:
+        """Return x W, W cut from its storage, cast, and gathered over `fsdp`.
+
+        Of a product without recomputation the backward pass keeps W as it was multiplied: gathered. `regather` keeps
+        what is stored instead and gathers once more; the product itself is dead in that replay and is not repeated.
+        """
+        axes = self.inputs + self.outputs
+
+        def product(x: jax.Array, stored: jax.Array) -> jax.Array:
+            weight = stored if place is None else Packed(stored, None).cut(*place).weight
+            weight = run.layout.use(weight.astype(run.compute), axes)
+            return jnp.einsum(f"bs{self.inputs},{axes}->bs{self.outputs}", x, weight)
+
+        return jax.checkpoint(product, prevent_cse=run.barrier)(x, stored) if run.regather else product(x, stored)
 
 
 class Norm(eqx.Module):

@@ -38,6 +38,9 @@ LAYER_POLICIES: dict[str, Callable[..., Any]] = {
     "everything_saveable": _SAVE.everything_saveable,
 }
 
+# The policies under which the backward pass of a layer finds its weights as they were multiplied.
+_KEEP_WEIGHTS = ("none", "everything_saveable", "everything")
+
 
 def make_run(case: Case, layout: Layout) -> Run:
     """Return what the modules need to know of a case.
@@ -66,7 +69,15 @@ def make_run(case: Case, layout: Layout) -> Run:
         logit_softcap=arch.logit_softcap,
         layout=layout,
         kernel=kernel_of(case),
+        regather=_regathers(case, layout),
     )
+
+
+def _regathers(case: Case, layout: Layout) -> bool:
+    """Whether linear maps must ask for a second gather: the other policies replay the gather with the layer anyway."""
+    run = case.execution
+    sharded = layout.explicit and layout.mesh is not None and run.degree("fsdp") > 1
+    return sharded and case.workload.phase == "training" and run.fsdp.reshard and run.remat in _KEEP_WEIGHTS
 
 
 def dropout_acts(case: Case) -> bool:
@@ -156,6 +167,8 @@ Body = Callable[[Layer, jax.Array, "jax.Array | int", "jax.Array | None", "Cache
 
 def _body(place: Place, remat: str, run: Run, *, loop: bool) -> Body:
     """Return one layer, recomputed as declared: a function of weights, input, number in the group, window and cache."""
+    # Inside a loop forward and replay cannot meet, so no barrier is needed; a loop of one is no loop.
+    run = replace(run, barrier=not loop)
 
     def plain(
         layer: Layer, x: jax.Array, number: jax.Array | int, window: jax.Array | None, cache: Cache | None
@@ -163,7 +176,7 @@ def _body(place: Place, remat: str, run: Run, *, loop: bool) -> Body:
         key = None if place.key is None else jax.random.fold_in(place.key, place.layers_before + 1 + number)
         return layer(x, replace(place, cache=cache, layer=number, window=window, key=key), run)
 
-    if remat not in LAYER_POLICIES:
+    # A checkpoint that saves everything would save the gathered weights too.
+    if remat not in LAYER_POLICIES or run.regather:
         return plain
-    # Inside a loop forward and replay cannot meet, so no barrier is needed; a loop of one is no loop.
     return jax.checkpoint(plain, policy=LAYER_POLICIES[remat], prevent_cse=not loop)

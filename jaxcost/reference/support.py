@@ -84,8 +84,13 @@ def _unexecuted(case: Case) -> Iterator[Problem]:
     for axis in ("pipeline", "context"):
         if run.degree(axis) > 1:
             yield Problem(f"execution.mesh.{axis}", run.degree(axis), "this network does not split over it", _REMEDY)
+    for name in ("group", "prefetch"):
+        value = getattr(run.fsdp, name)
+        if value != getattr(default.fsdp, name):
+            rule = "this network gathers each matrix where it is used"
+            yield Problem(f"execution.fsdp.{name}", value, rule, _REMEDY)
     for name in (
-        "fsdp", "pipeline", "sequence_parallel", "context_method", "gradient_sync", "offload", "remat_names",
+        "pipeline", "sequence_parallel", "context_method", "gradient_sync", "offload", "remat_names",
         "head_multiple",
     ):  # fmt: skip
         value = getattr(run, name)
