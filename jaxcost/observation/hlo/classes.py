@@ -42,6 +42,7 @@ _COMBINING = frozenset(
 )
 _REASSEMBLING = _COMBINING - {"add", "reduce", "reduce-scatter"}
 _ZEROS = frozenset({"constant", "broadcast", "iota", "partition-id", "replica-id"})
+_EMPTY = frozenset({"AllocateBuffer", "CreateBuffer"})
 _MAX_NODES = 96
 
 
@@ -233,7 +234,17 @@ class Classes:
             if self._like_parameter(shape.size):
                 return Kind(GRADIENT, f"{change} by {name} in the shape of a parameter")
             return Kind(WORKSPACE, f"{change} by the loop {name}")
-        return None
+        return next(filter(None, map(self._replaced, chain)), None)
+
+    def _replaced(self, slot: Slot) -> Kind | None:
+        """The class of what a loop puts in the place of a slot in each round: the pieces of a product that a loop makes
+        shard by shard. None for what passes through the layers.
+        """
+        root = slot.loop.called[0].root
+        if self.flow.change(slot)[0] != "replaced" or root.opcode != "tuple" or slot.position >= len(root.operands):
+            return None
+        kind = self._of_value(Value(root.operands[slot.position]), Reach())
+        return kind if kind.name in (GRADIENT, LOGITS, GATHERED, CACHE) else None
 
     def _in_attention(self, chain: tuple[Slot, ...], loop: Place, name: str) -> Kind:
         if self._reaches_result(chain):
@@ -284,6 +295,9 @@ class Classes:
         if whole is not None:
             return whole
         still = self.flow.constant(value)
+        filled = self._filled(value, size, reach) if still else None
+        if filled is not None:
+            return filled
         pairwise = "attn" in parts and (
             not _ROWWISE.isdisjoint(parts) or any(size % pairs == 0 for pairs in self._score_sizes if pairs > 1)
         )
@@ -309,6 +323,21 @@ class Classes:
                     if kind is not None and kind.name in (SAVED, GRADIENT, CACHE, GATHERED):
                         return Kind(kind.name, f"a copy of what is {kind.why}")
             at = self.flow.behind(at)
+        return None
+
+    def _filled(self, value: Value, size: int, reach: Reach) -> Kind | None:
+        """The class of what is written into memory that starts empty: zeros, or a buffer without content."""
+        source = next((source_of(at) for at in _into(value)), None)
+        empty = source is not None and (
+            (source.opcode == "custom-call" and source.proto.custom_call_target in _EMPTY)
+            or (source.opcode == "broadcast" and source_of(source.operands[0]).opcode == "constant")
+        )
+        if not empty or size <= 1:
+            return None
+        for user in reach.users:
+            if not user.shape.is_tuple and user.shape.size == size and not self.flow.constant(Value(user)):
+                kind = self.temporary(user, ())
+                return Kind(kind.name, f"memory that {user.name} fills: {kind.why}", kind.sure)
         return None
 
     def _uses(self, value: Value, reach: Reach) -> list[Instruction]:
