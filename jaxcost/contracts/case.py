@@ -161,6 +161,10 @@ class Case(Record):
                 yield Problem(
                     f"execution.pipeline.{name}", getattr(plan, name), f"there are {stages} stages", "use 0 to N-1"
                 )
+        micro = self.workload.accumulate
+        if plan.schedule == "interleaved" and micro % ranks:
+            rule = f"the interleaved schedule runs microbatches in groups of pipeline ({ranks})"
+            yield Problem("workload.accumulate", micro, rule, "use a multiple (--accumulate)")
         if self.workload.phase != "training":
             rule = "stages are scheduled in training only"
             yield Problem("execution.mesh.pipeline", ranks, rule, "leave the axis out")

@@ -43,8 +43,9 @@ class MeshAxis(Record):
 
 
 class Fsdp(Record):
-    """What an fsdp axis gathers at a time, how long the gathered weights stay, and how many groups are fetched ahead.
+    """What is gathered at a time, how long the gathered weights stay, and how many groups are fetched ahead.
 
+    It acts where parameters are sharded: over an fsdp axis, and over data under ZeRO stage 3.
     `group`: the whole model at once (`root`), one block and the root's remainder (`block`), or each matrix where it is
     used (`matrix`; what the reference program does). With `reshard` weights are gathered again for the backward pass.
     """
@@ -113,7 +114,7 @@ class Execution(Record):
             rule = "ZeRO shards state over a data axis, and the mesh has none"
             yield Problem("zero", self.zero, rule, "add data=N to the mesh, or write zero = 0")
         needs: tuple[tuple[str, object, bool, str], ...] = (
-            ("fsdp", self.fsdp.to_data(), self.fsdp != Fsdp(), "fsdp"),
+            ("fsdp", self.fsdp.to_data(), self.fsdp != Fsdp() and self.zero != 3, "fsdp"),
             ("pipeline", self.pipeline.to_data(), self.pipeline != Pipeline(), "pipeline"),
             ("sequence_parallel", True, self.sequence_parallel, "tensor"),
             ("context_method", self.context_method, self.context_method != "all_gather", "context"),

@@ -13,24 +13,56 @@ from jaxcost.contracts.dtypes import payload_bytes
 from jaxcost.prediction.domain import domain_of
 from jaxcost.prediction.liveness import Peak, program_peak, supplied_peak
 from jaxcost.prediction.program import Program
-from jaxcost.prediction.replay import walk
+from jaxcost.prediction.replay import Saved, walk
 from jaxcost.prediction.rows import Ledger, Row
+from jaxcost.prediction.stages import Rank, Stage, ranks, share
 
 CONVENTION = "unique tensors needed by backward, one microbatch"
 OMITTED = "norm row statistics (rebuilt), compute-dtype copies of weights, index tables, workspace"
+
+
+def stage_copies(program: Program, item: Saved, stage: Stage) -> Any:
+    """Return how many copies of a saved tensor stand in a stage; the head keeps what the last layer hands on."""
+    op = program.producers[item.name]
+    if item.region == "outside" and op.group is not None:
+        return item.copies if stage.head else 0
+    return share(program, (stage,), op.scope, op.group, op.first, op.repeat)
+
+
+def stage_saved_bytes(program: Program) -> dict[int, Any]:
+    """Return the bytes that one microbatch leaves on a device of each virtual stage, by its number."""
+    if program.case.workload.phase != "training":
+        return {}
+    kept = walk(program).saved
+    found = {}
+    for stage in (stage for rank in ranks(program) for stage in rank.stages):
+        counts = ((program.tensors[item.name], stage_copies(program, item, stage)) for item in kept)
+        found[stage.number] = sum(
+            payload_bytes(program.device_elements(tensor), tensor.dtype) * copies for tensor, copies in counts
+        )
+    return found
+
+
+def _fullest_rank(program: Program) -> Rank:
+    """Return the pipeline rank on which one microbatch leaves most; of equals the first."""
+    each = stage_saved_bytes(program)
+    return max(ranks(program), key=lambda rank: sum(each[stage.number] for stage in rank.stages))
 
 
 def saved(program: Program, remat: str | None = None) -> tuple[Row, ...]:
     """Return a row per saved tensor of one microbatch under a policy (default: the case's; see `replay.POLICIES`).
 
     Rows of region `block` are a layer's own; `outside` are the embedding's, the head's and what the last layer hands
-    on.
+    on. Under a pipeline `per_device` is of the rank on which one microbatch leaves most.
     """
     if program.case.workload.phase != "training":
         return ()
     whole = program.microbatch_sizes
+    piped = program.case.execution.degree("pipeline") > 1
+    stages = _fullest_rank(program).stages if piped else ()
     rows = []
     for item in walk(program, remat).saved:
+        copies = sum(stage_copies(program, item, stage) for stage in stages) if piped else item.copies
         tensor = program.tensors[item.name]
         counts = (program.elements(tensor, whole), program.device_elements(tensor))
         each, here = (payload_bytes(count, tensor.dtype) for count in counts)
@@ -52,7 +84,7 @@ def saved(program: Program, remat: str | None = None) -> tuple[Row, ...]:
                 CONVENTION,
                 OMITTED,
                 region=item.region,
-                per_device=here * item.copies,
+                per_device=here * copies,
             )
         )
     return tuple(rows)

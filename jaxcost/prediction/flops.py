@@ -7,12 +7,15 @@ is again a contraction over the same axes, hence as many FLOPs; it is counted wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from jaxcost.contracts.kernels import SPLASH_ROWS, splash_block, splash_scheduled_pairs
-from jaxcost.prediction.program import Contraction, Program
+from jaxcost.prediction.program import Contraction, Op, Program
 from jaxcost.prediction.replay import declared, split_backward, walk
 from jaxcost.prediction.rows import Ledger, Row
+from jaxcost.prediction.stages import Rank, overlap, ranks, share
 
 FMA = "one multiply-add is two FLOPs; "
 PAIRS = {"rectangular": "every query-key pair", "legal": "query-key pairs the mask lets through, windows included"}
@@ -26,6 +29,46 @@ def contraction_flops(program: Program, op: Contraction, pairs: str = "rectangul
     return 2 * program.sizes.over_layers(op.axes, op.group, op.first, op.repeat, pairs)
 
 
+def rank_contraction_flops(program: Program, op: Contraction, rank: Rank, pairs: str = "rectangular") -> Any:
+    """Return `contraction_flops` of the layers that stand on a pipeline rank."""
+    if not op.summed_axes:
+        return 0
+    if op.group is None:
+        here = share(program, rank.stages, op.scope, None, 0, 1)
+        return 2 * program.sizes.over_layers(op.axes, None, 0, 1, pairs) * here
+    spans = (overlap(stage, op.group, op.first, op.repeat) for stage in rank.stages)
+    return sum(2 * program.sizes.over_layers(op.axes, op.group, first, n, pairs) for first, n in spans)
+
+
+def rank_flops(program: Program, rank: Rank, on_device: bool = False) -> Any:
+    """Return the FLOPs of a pipeline rank, all phases and microbatches: of all its devices together, or of each."""
+    pairs, sized = program.case.convention.attention_pairs, program.on_device if on_device else program
+    return sum(rank_contraction_flops(sized, op, rank, pairs) for op in _executed(program))
+
+
+@lru_cache(maxsize=16)
+def busiest_rank(program: Program) -> Rank:
+    """Return the pipeline rank whose devices have the most FLOPs; of equals the first."""
+    found = ranks(program)
+    return found[0] if len(found) == 1 else max(found, key=lambda rank: rank_flops(program, rank, on_device=True))
+
+
+def _executed(program: Program) -> Iterator[Contraction]:
+    """Yield every contraction as often as a step executes it: forward, for each gradient, for each replay."""
+    for op in program.contractions:
+        yield from (op for _ in range(1 + len(op.gradients)))
+    for _, ops in _replays(program):
+        yield from (op for op in ops if isinstance(op, Contraction))
+
+
+def _replays(program: Program) -> tuple[tuple[str, tuple[Op, ...]], ...]:
+    return (
+        (f"remat {program.case.execution.remat}", declared(program)),
+        ("blockwise backward", walk(program).kernel),
+        ("dQ apart from dK and dV", split_backward(program)),
+    )
+
+
 def flops(program: Program) -> Ledger:
     """Return the FLOPs ledger.
 
@@ -33,7 +76,8 @@ def flops(program: Program) -> Ledger:
     value that follows the convention.
 
     `forward_causal` counts legal pairs only, whatever the convention of the other totals. `per_device` values are those
-    of the worst device: sequences over data and fsdp, heads, MLP width and vocabulary over tensor.
+    of the worst device: sequences over data and fsdp, their rows over context, heads, MLP width and vocabulary over
+    tensor, the layers of the busiest pipeline rank.
     """
     pairs = program.case.convention.attention_pairs
     rows: list[Row] = []
@@ -44,12 +88,7 @@ def flops(program: Program) -> Ledger:
         for operand in op.gradients:
             part = "dw" if program.is_weight(operand) else "dx"
             rows.append(_row(program, op, "backward", part, pairs, operand))
-    causes = (
-        (f"remat {program.case.execution.remat}", declared(program)),
-        ("blockwise backward", walk(program).kernel),
-        ("dQ apart from dK and dV", split_backward(program)),
-    )
-    for cause, ops in causes:
+    for cause, ops in _replays(program):
         again = [op for op in ops if isinstance(op, Contraction)]
         rows += [_row(program, op, "replay", "replay", pairs, cause=cause) for op in again]
     phases = ("forward", "backward", "replay")
@@ -73,7 +112,10 @@ def _row(
     program: Program, op: Contraction, phase: str, part: str, pairs: str, operand: str = "", cause: str = ""
 ) -> Row:
     value = contraction_flops(program, op, pairs)
-    device = contraction_flops(program.on_device, op, pairs)
+    if program.case.execution.degree("pipeline") == 1:
+        device = contraction_flops(program.on_device, op, pairs)
+    else:
+        device = rank_contraction_flops(program.on_device, op, busiest_rank(program), pairs)
     fields: dict[str, Any] = {
         "contraction": op.spec,
         "layers": op.repeat,

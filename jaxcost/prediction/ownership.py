@@ -1,143 +1,243 @@
-"""Who holds what on a mesh, in bytes, on the device that holds most.
+"""Who holds what on a mesh, in bytes. Four ledgers that are not one another, and are kept apart:
 
-Matrices: the hidden axis over `fsdp`; heads, MLP width and vocabulary over `tensor`. Vectors (norm scales, all biases)
-and scalars: whole on every device. `data` replicates, unless a ZeRO stage (Rajbhandari et al. 2020, arXiv:1910.02054)
-splits each array evenly over it: 1 optimizer state and master copies, 2 gradients as well, 3 parameters as well.
-The columns of a token table narrower than the layers lie along no mesh axis; fused projections have no tensor axis.
-An extent that its degree does not divide is padded up, and the padding is shown.
+- global: one copy of the state, what `state` counts;
+- cluster: what all devices hold together, replicas and padding counted;
+- persistent: what one device holds between steps, on the device that holds most, which is named;
+- peak: what a device holds at its fullest moment, in the ledger `device`.
+
+The division of stored arrays is in `sharding`; beside it stand what is whole for a while (`groups`), products under
+tensor parallelism (`tensor_parallel`), rows over devices (`sequence_shards`), stages (`stages`), and state on the host
+(`offload`). Nothing here is divided by the number of devices: every division names the axis that does it.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from fractions import Fraction
+from typing import Any
 
 from jaxcost.contracts.dtypes import payload_bytes
-from jaxcost.contracts.execution import Execution
-from jaxcost.contracts.state import StateObject
-from jaxcost.prediction.domain import ceil_div
-from jaxcost.prediction.parameters import Entry
+from jaxcost.prediction.activations import stage_saved_bytes
+from jaxcost.prediction.domain import domain_of
+from jaxcost.prediction.flops import rank_flops
+from jaxcost.prediction.groups import gathers, group_rows, group_totals
+from jaxcost.prediction.offload import transfer_rows
 from jaxcost.prediction.program import Program
 from jaxcost.prediction.rows import Ledger, Row
-from jaxcost.prediction.state import array_shape, factored_axes, population
+from jaxcost.prediction.sequence_shards import keys_values, row_rows, stream_bytes
+from jaxcost.prediction.sharding import (
+    ROLE_STAGE,
+    SHARDED,
+    Holding,
+    Shards,
+    alive,
+    degrees,
+    held,
+    on_rank,
+    rank_bytes,
+    resting_place,
+    shards,
+    worst_rank,
+)
+from jaxcost.prediction.stages import Rank, boundaries, boundary_bytes, bubble, in_flight, in_flight_bytes, ranks
+from jaxcost.prediction.state import population
+from jaxcost.prediction.tensor_parallel import contraction_rows, locals_of
 
-SHARDED = {"d": "fsdp", "h": "tensor", "k": "tensor", "f": "tensor", "v": "tensor"}
-ROLE_STAGE = {"parameter": 3, "gradient": 2, "gradient_copy": 2}
+__all__ = [
+    "ROLE_STAGE", "SHARDED", "Holding", "Shards", "arguments", "degrees", "device", "held", "ownership", "results",
+    "shards", "worst_device",
+]  # fmt: skip
 COUNTED_STEPS = ("adam", "adamw", "lion", "adafactor")
+OMITTED = "activations, gathered weights, communication buffers"
 
 
-class Holding(NamedTuple):
-    """One argument or result.
-
-    `bytes` is one global copy, `per_device` what the worst device holds, `padding` what rounding up adds to a global
-    copy: over all devices, per_device x devices is the replicas times (bytes + padding), array by array.
-    """
-
-    object: str
-    scope: str
-    role: str
-    bytes: Any
-    per_device: Any
-    padding: Any
-
-
-def degrees(entry: Entry, run: Execution) -> tuple[int, ...]:
-    """Return the shard degree of each axis of a parameter array."""
-    if entry.name.rsplit("/", 1)[1] != "weight":
-        return (1,) * len(entry.axes)
-    found = []
-    for axis, extent in zip(entry.axes, entry.shape, strict=True):
-        degree = run.degree(SHARDED[axis]) if axis in SHARDED else 1
-        # Fewer K/V heads than ranks: each is held whole by several.
-        found.append(extent if axis == "k" and isinstance(extent, int) and extent < degree else degree)
-    return tuple(found)
-
-
-def _kept_degrees(item: StateObject, entry: Entry, run: Execution) -> tuple[int, ...]:
-    """Return the degrees of a state object's array; a factor keeps those of its axes, a placeholder has none."""
-    own = degrees(entry, run)
-    if item.count == "dense":
-        return own
-    axes = factored_axes(entry.shape)
-    if item.count == "unfactored":
-        return (1,) if axes else own
-    if axes is None:
-        return (1,)
-    gone = axes[1] if item.count == "row" else axes[0]
-    return own[:gone] + own[gone + 1 :]
-
-
-class Shards(NamedTuple):
-    """How one array lies on the mesh: global scalars, those of the largest shard, and the number of distinct shards."""
-
-    name: str
-    scope: str
-    scalars: Any
-    local: Any
-    shards: int
-
-    @property
-    def padding(self) -> Any:
-        """Scalars that rounding up adds to one global copy."""
-        return self.local * self.shards - self.scalars
-
-
-def shards(program: Program, item: StateObject, stage: int | None = None) -> tuple[Shards, ...]:
-    """Return how each array of a state object is sharded under the case's mesh and ZeRO stage."""
-    run = program.case.execution
-    stage = run.zero if stage is None else stage
-    even = run.degree("data") if stage >= ROLE_STAGE.get(item.role, 1) else 1
-    if item.count == "scalar":
-        return (Shards(item.name, "", 1, 1, 1),)
-    found = []
-    for entry in population(program, item.basis):
-        count, local, pieces = entry.copies, 1, even
-        for extent, degree in zip(array_shape(item, entry), _kept_degrees(item, entry, run), strict=True):
-            count, local, pieces = (
-                count * extent,
-                local * (extent if degree == 1 else ceil_div(extent, degree)),
-                pieces * degree,
-            )
-        if even > 1:
-            local = ceil_div(local, even)
-        found.append(Shards(entry.name, entry.scope, count, local * entry.copies, pieces))
-    return tuple(found)
-
-
-def held(program: Program, item: StateObject, stage: int | None = None) -> Holding:
-    """Return what a state object occupies globally and on the worst device under the case's mesh and ZeRO stage."""
-    arrays = shards(program, item, stage)
-    counts = (sum(a.scalars for a in arrays), sum(a.local for a in arrays), sum(a.padding for a in arrays))
-    whole, local, padding = (payload_bytes(count, item.dtype) * item.copies for count in counts)
-    return Holding(item.name, "", item.role, whole, local, padding)
+def worst_device(program: Program) -> dict[str, str]:
+    """Return which devices hold the most persistent state, and what stands there."""
+    found = ranks(program)
+    if len(found) == 1:
+        return {"device": "any", "holds": "the same as every other: shards are padded to one size"}
+    rank = worst_rank(program, program.case.execution.zero)
+    return {"device": f"pipeline={rank.number}", "holds": rank.why()}
 
 
 def ownership(program: Program) -> Ledger:
-    """Return persistent state bytes per device by role, and for every ZeRO stage where a data axis allows one."""
-    run = program.case.execution
-    live = [item for item in program.case.state.objects if item.placement == "device" and item.live_at("in_first_step")]
+    """Return who holds the state: global, cluster and per-device bytes, by role, and under every ZeRO stage where a
+    data axis allows one; and a table each for FSDP groups, stages, rows, gradients and offload, where there are any.
+    """
+    case, run = program.case, program.case.execution
+    live = alive(case)
     stages = range(4) if run.degree("data") > 1 else (run.zero,)
     by_stage = {stage: [held(program, item, stage) for item in live] for stage in stages}
-    rows = tuple(
-        Row(
-            found.object,
-            "",
-            "in_first_step",
-            found.bytes,
-            "bytes",
-            {"role": found.role, "zero": run.zero, "padding": found.padding},
-            "worst device",
-            "activations, gathered weights, communication buffers",
-            per_device=found.per_device,
-        )
-        for found in by_stage[run.zero]
-    )
+    own = by_stage[run.zero]
+    state_rows = tuple(_state_row(program, item, found) for item, found in zip(live, own, strict=True))
+    by_role: dict[str, Any] = {}
+    for found in own:
+        by_role[found.role] = by_role.get(found.role, 0) + found.per_device
     totals: dict[str, Any] = {
-        "persistent_bytes": sum(item.per_device for item in by_stage[run.zero]),
-        "by_role": {row.fields["role"]: row.per_device for row in rows},
+        "persistent_bytes": sum(item.per_device for item in own),
+        "by_role": by_role,
         "by_zero_stage": {str(stage): sum(item.per_device for item in found) for stage, found in by_stage.items()},
+        "global_bytes": sum(item.bytes for item in own),
+        "cluster_bytes": sum(row.fields["cluster_bytes"] for row in state_rows),
+        "padding_bytes": sum(item.padding for item in own),
+        "host_bytes": sum(item.host for item in own),
+        "worst_device": worst_device(program),
         "tokens_per_device": program.device_sizes.product("b s"),
     }
-    return Ledger("ownership", totals, rows)
+    rank = worst_rank(program, run.zero)
+    if gathers(program):
+        totals["fsdp"] = group_totals(program, rank)
+    totals |= _axis_totals(program)
+    rows = (*state_rows, *group_rows(program), *contraction_rows(program), *row_rows(program))
+    if run.degree("pipeline") > 1:
+        stage_rows = tuple(_stage_row(program, each) for each in ranks(program))
+        totals["pipeline"] = _pipeline_totals(program, stage_rows)
+        rows += stage_rows
+    if case.workload.phase == "training":
+        totals["gradients"] = _gradients(program, rank)
+    moves = transfer_rows(program)
+    if moves:
+        for direction in ("host_to_device", "device_to_host"):
+            amounts = (row.per_device for row in moves if row.phase == direction)
+            totals[f"{direction}_bytes"] = sum(amounts)
+    return Ledger("ownership", totals, (*rows, *moves))
+
+
+def _state_row(program: Program, item: Any, found: Holding) -> Row:
+    """Return the row of a state object: bytes a parameter, by which axes its bytes are divided, what all devices hold.
+
+    `divided` gives the bytes of one global copy by the axes that divide them.
+    """
+    run = program.case.execution
+    each, width = run.device_count // run.degree("pipeline"), item.copies
+    divided: dict[str, Any] = {}
+    for rank in ranks(program):
+        for array in shards(program, item, None, rank):
+            label = " x ".join(f"{axis}={degree}" for axis, degree in array.divided) or "whole"
+            divided[label] = divided.get(label, 0) + payload_bytes(array.scalars, item.dtype) * width
+    unique = sum(entry.scalars for entry in population(program, "loaded"))
+    per = found.bytes / unique if domain_of(found.bytes, unique) == "sympy" else Fraction(found.bytes, unique)
+    cluster = each * sum(rank_bytes(program, item, None, rank) for rank in ranks(program))
+    fields = {
+        "role": found.role,
+        "zero": run.zero,
+        "dtype": item.dtype,
+        "copies": item.copies,
+        "bytes_per_parameter": per,
+        "divided": divided,
+        "padding": found.padding,
+        "cluster_bytes": cluster,
+        "placement": resting_place(program.case, item),
+        "host_bytes": found.host,
+    }
+    return Row(
+        found.object,
+        "",
+        "in_first_step",
+        found.bytes,
+        "bytes",
+        fields,
+        "worst device",
+        OMITTED,
+        per_device=found.per_device,
+    )
+
+
+def _axis_totals(program: Program) -> dict[str, Any]:
+    """Return what tensor, context and sequence parallelism leave on a device, of one layer and microbatch."""
+    run, totals = program.case.execution, dict[str, Any]()
+    if run.degree("tensor") > 1:
+        found = locals_of(program)
+        partial = [local.output_bytes for local in found if local.collective]
+        totals["tensor"] = {
+            "sliced_weights": sum(bool(local.axis) for local in found),
+            "whole_weights": sum(not local.axis for local in found),
+            "kv_replicas": max(program.case.kv_replicas(group) for group in range(len(program.sizes.repeats))),
+            "largest_partial_bytes": max(partial, default=0),
+        }
+    if run.sequence_parallel:
+        whole, own = stream_bytes(program)
+        totals["sequence"] = {"stream_bytes": whole, "stream_bytes_per_device": own}
+    if run.degree("context") > 1:
+        largest = max(keys_values(program), key=lambda item: item.full_bytes)
+        totals["context"] = {
+            "method": run.context_method,
+            "layer_kv_bytes": largest.full_bytes,
+            "local_kv_bytes": largest.local_bytes,
+            "remote_kv_bytes": largest.remote_bytes,
+            "buffer_bytes": largest.buffer_bytes,
+        }
+    return totals
+
+
+def _stage_row(program: Program, rank: Rank) -> Row:
+    """Return the row of a pipeline rank; its value is the learned scalars that stand there, padding apart."""
+    case, kept = program.case, stage_saved_bytes(program)
+    each = [kept[stage.number] for stage in rank.stages]
+    found = [on_rank(program, entry, rank) for entry in population(program, "loaded")]
+    here = [entry for entry in found if entry is not None]
+    own = [item for item in alive(case) if resting_place(case, item) == "device"]
+    fields = {
+        "stages": [stage.number for stage in rank.stages],
+        "layers": [stage.layers for stage in rank.stages],
+        "embedding": rank.embedding,
+        "head": rank.head,
+        "padding": sum(entry.padding for entry in here),
+        "state_bytes_per_device": sum(rank_bytes(program, item, None, rank) for item in own),
+        "in_flight": in_flight(case, rank.number),
+        "saved_bytes_per_microbatch": sum(each),
+        "saved_bytes_in_flight": in_flight_bytes(case, rank.number, each),
+        "flops": rank_flops(program, rank),
+        "flops_per_device": rank_flops(program, rank, on_device=True),
+    }
+    return Row(
+        f"pipeline rank {rank.number}",
+        "",
+        "in_first_step",
+        sum(entry.scalars for entry in here),
+        "scalars",
+        fields,
+        f"{case.execution.pipeline.schedule}, {case.workload.accumulate} microbatches; {rank.why()}",
+        "boundary buffers, gathered weights, temporaries",
+        per_device=None,
+    )
+
+
+def _pipeline_totals(program: Program, rows: tuple[Row, ...]) -> dict[str, Any]:
+    case = program.case
+    both = [row.fields["state_bytes_per_device"] + row.fields["saved_bytes_in_flight"] for row in rows]
+    of_ideal, of_all = bubble(case)
+    crossings = boundaries(case) * case.workload.accumulate
+    return {
+        "schedule": case.execution.pipeline.schedule,
+        "microbatches": case.workload.accumulate,
+        "parameters_by_rank": {str(index): row.value for index, row in enumerate(rows)},
+        "state_bytes_by_rank": {str(index): row.fields["state_bytes_per_device"] for index, row in enumerate(rows)},
+        "in_flight_by_rank": {str(index): row.fields["in_flight"] for index, row in enumerate(rows)},
+        "saved_bytes_by_rank": {str(index): row.fields["saved_bytes_in_flight"] for index, row in enumerate(rows)},
+        "flops_by_rank": {str(index): row.fields["flops_per_device"] for index, row in enumerate(rows)},
+        "worst_rank_state": max(range(len(rows)), key=lambda i: rows[i].fields["state_bytes_per_device"]),
+        "worst_rank_with_saved": max(range(len(rows)), key=lambda i: both[i]),
+        "boundary_bytes": boundary_bytes(program),
+        "boundary_sends": 2 * crossings,
+        "bubble_over_ideal": of_ideal,
+        "bubble_over_all": of_all,
+    }
+
+
+def _gradients(program: Program, rank: Rank) -> dict[str, Any]:
+    """Return when gradients are reduced, and what of them stands on a device: between microbatches and at the end."""
+    case, run = program.case, program.case.execution
+    last = run.gradient_sync == "last_microbatch"
+    replicas = run.degree("data") * run.degree("fsdp") * run.degree("context")
+    totals: dict[str, Any] = {
+        "sync": run.gradient_sync,
+        "reductions": 0 if replicas == 1 else 1 if last else case.workload.accumulate,
+    }
+    item = next((item for item in alive(case) if item.role == "gradient"), None)
+    if item is not None:
+        totals["between_microbatches_bytes"] = rank_bytes(program, item, None, rank)
+        totals["reduced_bytes"] = rank_bytes(program, item, None, rank, reduced=True)
+    return totals
 
 
 def arguments(program: Program) -> tuple[Holding, ...]:

@@ -1,7 +1,7 @@
 """Parameters: which scalars are learned, how often they are named, where they are stored.
 
-`unique` counts released scalars with every storage once; `stored` adds the vocabulary's padding; `named` counts a tied
-table at each of its names. Buffers (rotary tables, masks, keys) are not parameters and do not appear.
+`unique` counts released scalars with every storage once; `stored` adds the padding of vocabulary and heads; `named`
+counts a tied table at each of its names. Buffers (rotary tables, masks, keys) are not parameters and do not appear.
 """
 
 from __future__ import annotations
@@ -55,11 +55,9 @@ def entry(program: Program, tensor: Tensor) -> Entry:
     shape = sizes.shape(tensor.axes, tensor.group)
     axes = tuple(tensor.axes.split())
     stored: Any = sizes.product(tensor.axes, tensor.group) * tensor.repeat
-    scalars: Any = stored
-    if "v" in axes:
-        scalars = sizes.logical_vocabulary * tensor.repeat
-        for axis, extent in zip(axes, shape, strict=True):
-            scalars = scalars * (1 if axis == "v" else extent)
+    scalars: Any = tensor.repeat
+    for axis in axes:
+        scalars = scalars * sizes.released(axis, tensor.group)
     return Entry(
         tensor.name,
         tensor.scope,

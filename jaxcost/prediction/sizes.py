@@ -31,6 +31,7 @@ class Sizes:
         repeats: layers in each group.
         lengths: lengths of ragged sequences, or None for the rectangle b x s.
         logical_vocabulary: vocabulary rows before padding.
+        unpadded: for each group, the extents of padded axes (heads) before padding; empty where nothing is padded.
         windows: for each group, the cycle of its layers' windows, 0 for full attention; no cycle, no windows.
     """
 
@@ -40,6 +41,7 @@ class Sizes:
     lengths: tuple[int, ...] | None = None
     logical_vocabulary: Any = 0
     windows: tuple[tuple[Any, ...], ...] = ()
+    unpadded: tuple[Mapping[str, Any], ...] = ()
     _products: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def axis(self, name: str, group: int | None = None) -> Any:
@@ -47,6 +49,14 @@ class Sizes:
         if group is not None and name in self.groups[group]:
             return self.groups[group][name]
         return self.values[name]
+
+    def released(self, name: str, group: int | None = None) -> Any:
+        """Return the extent of one axis in the released model, before padding."""
+        if name == "v":
+            return self.logical_vocabulary
+        if group is not None and self.unpadded and name in self.unpadded[group]:
+            return self.unpadded[group][name]
+        return self.axis(name, group)
 
     def shape(self, axes: str, group: int | None = None) -> tuple[Any, ...]:
         """Return the extents of space-separated axes, as a rectangle."""
@@ -190,20 +200,21 @@ def sizes_of(case: Case) -> Sizes:
         "v": case.vocabulary_rows,
         "p": positions.rows if positions else 0,
     }
-    groups = []
-    for group in arch.groups:
-        attention = group.layer.attention
+    groups, unpadded = [], []
+    for index, group in enumerate(arch.groups):
+        attention, heads = group.layer.attention, case.query_heads(index)
         groups.append(
             {
-                "h": attention.query_heads,
+                "h": heads,
                 "k": attention.kv_heads,
-                "g": attention.query_heads // attention.kv_heads,
+                "g": heads // attention.kv_heads,
                 "e": attention.head_dim,
                 "f": group.layer.mlp.width,
-                "n": attention.query_heads + 2 * attention.kv_heads,
+                "n": heads + 2 * attention.kv_heads,
                 "u": 2 * group.layer.mlp.width,
             }
         )
+        unpadded.append({"h": attention.query_heads, "n": attention.query_heads + 2 * attention.kv_heads})
     repeats = tuple(group.repeat for group in arch.groups)
     windows = tuple(group.windows for group in arch.groups)
-    return Sizes(values, tuple(groups), repeats, work.lengths, arch.vocabulary_size, windows)
+    return Sizes(values, tuple(groups), repeats, work.lengths, arch.vocabulary_size, windows, tuple(unpadded))

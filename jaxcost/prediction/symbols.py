@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import reject
+from jaxcost.contracts.execution import Execution
 from jaxcost.prediction.ledgers import FOLDS
 from jaxcost.prediction.program import Program, program
 from jaxcost.prediction.sizes import Sizes
@@ -113,7 +114,8 @@ def _window_names(cycle: tuple[int, ...], suffix: str) -> tuple[str, ...]:
 
 def symbolic(case: Case, **relations: str) -> Program:
     """Return the program of a case on one device with symbols for its sizes (see `symbolic_sizes`)."""
-    single = case.execution.replaced(mesh=(), zero=0, vocabulary_multiple=1)
+    run = case.execution
+    single = Execution(remat=run.remat, remat_names=run.remat_names, layers=run.layers, donate=run.donate)
     one = case.model_copy(update={"execution": single, "workload": case.workload.replaced(accumulate=1)})
     built = program(one, symbolic_sizes(case, **relations))
     return replace(built, case=one)

@@ -13,7 +13,18 @@ import sympy
 
 from jaxcost.contracts.dtypes import payload_bytes
 from jaxcost.contracts.liveness import Liveness
-from jaxcost.prediction import activations, flops, kv_cache, liveness, ownership, parameters, predict, state, traffic
+from jaxcost.prediction import (
+    activations,
+    flops,
+    kv_cache,
+    liveness,
+    ownership,
+    parameters,
+    predict,
+    sharding,
+    state,
+    traffic,
+)
 from jaxcost.prediction import program as build
 from jaxcost.prediction.rows import by_scope, total
 from jaxcost.prediction.symbols import equal, symbolic
@@ -311,7 +322,7 @@ def longer(function: Callable[..., Any]) -> Callable[..., Any]:
         (kv_cache, "payload_bytes", plus_one, "kv.toy"),
         (traffic, "_bytes", plus_one, "traffic.attention.toy"),
         (traffic, "_stage_rows", longer, "traffic.attention.toy"),
-        (ownership, "ceil_div", plus_one, "ownership.running.zero1"),
+        (sharding, "ceil_div", plus_one, "ownership.running.zero1"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
