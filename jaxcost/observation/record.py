@@ -24,6 +24,7 @@ from typing import Any
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
+from jaxcost.contracts.mesh import program_mesh
 from jaxcost.contracts.record import as_table, parse_json, read_text
 from jaxcost.observation.hlo.schema import message, parse
 from jaxcost.observation.observed import Observed
@@ -145,7 +146,7 @@ def read_record(path: Path | str, *, pool: Pool | None = None) -> Observed:
         raise reject(f"{path.name}.observed.case_digest", data.get("case_digest"), rule, _REMEDY)
     target = parse_target(_text(data.get("target"), "text"), f"{path.name}.observed.target.text")
     environment, compiler = _table(data, "environment"), _raw_numbers(_table(_table(data, "compiler"), "raw"))
-    sections = hlo_sections(hlo, target, mesh=case.execution.mesh_sizes, scopes=known_scopes(case))
+    sections = hlo_sections(hlo, target, mesh=program_mesh(case), scopes=known_scopes(case))
     sections["hlo"]["unknowns"] = sorted({*sections["hlo"]["unknowns"], *module.get("unknowns", ())})
     return Observed.from_dict({
         **data, **sections, "origin": "record", "environment": {**environment, **dict.fromkeys(_TIMINGS)},

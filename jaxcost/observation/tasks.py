@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcost.contracts.case import Case
+from jaxcost.contracts.mesh import program_mesh
 from jaxcost.observation.compiling import Compiled, Refusal, compile_lowered, make_mesh
 from jaxcost.observation.jaxpr import count_jaxpr
 from jaxcost.observation.live_state import StateRow, by_role, live_state, same_arrays
@@ -48,7 +49,7 @@ def observe_case(payload: Mapping[str, Any]) -> dict[str, Any]:
     target = parse_target(payload["target"])
     scopes = known_scopes(case)
     started = time.perf_counter()
-    step = make_step(case, make_mesh(target, case.execution.mesh_sizes))
+    step = make_step(case, make_mesh(target, program_mesh(case)))
     traced = step.trace()
     lowered = traced.lower()
     lowering = time.perf_counter() - started
@@ -56,7 +57,7 @@ def observe_case(payload: Mapping[str, Any]) -> dict[str, Any]:
     hlo = first.modules.optimised
     started = time.perf_counter()
     empty: dict[str, Any] = {"hlo": None, "memory": None, "collectives": None}
-    sections = hlo_sections(hlo, target, mesh=case.execution.mesh_sizes, scopes=scopes) if hlo else empty
+    sections = hlo_sections(hlo, target, mesh=program_mesh(case), scopes=scopes) if hlo else empty
     reading = time.perf_counter() - started
     rematerialisation = _rematerialisation(lowered, target, first, sections, case, payload["second_compile"])
     second = rematerialisation["second_compile"]
@@ -269,7 +270,7 @@ def _rematerialisation(
     hlo = second.modules.optimised
     seen: dict[str, Any] = {"hlo": None, "memory": None}
     if hlo:
-        seen = hlo_sections(hlo, target, mesh=case.execution.mesh_sizes, scopes=known_scopes(case))
+        seen = hlo_sections(hlo, target, mesh=program_mesh(case), scopes=known_scopes(case))
     section["second_compile"] = _second(second, seen, sections["hlo"])
     return section
 

@@ -75,7 +75,7 @@ def materialised(
     with jax.named_scope("scores"):
         scores = jnp.einsum("bskge,btke->bkgst", q, k, preferred_element_type=jnp.float32)
         scores = (scores * scoring.scale).astype(run.scores)
-        scores = run.layout.pin(scores, "bkgst")
+        scores = run.layout.pin(scores, "bjgst")
     scores = softcap(scores, scoring.softcap)
     with jax.named_scope("softmax"):
         row, column = rows.first + _count(q.shape[1])[:, None], _count(k.shape[1])

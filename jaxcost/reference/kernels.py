@@ -49,7 +49,7 @@ def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, layout: Layout
     """Attention by cuDNN; it shards over sequences and heads, q, k and v alike."""
     batch, rows, kv_heads, group, width = q.shape
     joined = q.reshape(batch, rows, kv_heads * group, width)
-    joined, k, v = (layout.pin(x, axes) for x, axes in ((joined, "bshe"), (k, "bske"), (v, "bske")))
+    joined, k, v = (layout.pin(x, axes) for x, axes in ((joined, "bshe"), (k, "bsje"), (v, "bsje")))
     out = jax.nn.dot_product_attention(joined, k, v, scale=scale, is_causal=True, implementation="cudnn")
     return out.reshape(q.shape)
 
@@ -83,7 +83,7 @@ def splash(
 
     if layout.mesh is None:
         return local(q, k, v)
-    grouped, rows = layout.spec("bskge", ACTIVATION), layout.spec("bske", ACTIVATION)
+    grouped, rows = layout.spec("bsjge", ACTIVATION), layout.spec("bsje", ACTIVATION)
     return jax.shard_map(
         local, mesh=layout.mesh, in_specs=(grouped, rows, rows), out_specs=grouped, check_vma=False
     )(q, k, v)  # fmt: skip

@@ -97,12 +97,27 @@ class Attention(eqx.Module):
                 with jax.named_scope("cache"):
                     cache = place.cache.write(k, v, place.first_row, place.layer)
                     k, v = (rows.astype(run.compute) for rows in cache.read(place.layer))
+            k, v = (_each_rank(rows, run) for rows in (k, v))
             batch, rows, _, width = q.shape
-            grouped = q.reshape(batch, rows, kv_heads, heads // kv_heads, width)
+            grouped = q.reshape(batch, rows, k.shape[2], heads // k.shape[2], width)
             where = Rows(place.first_row, place.window)
             mixed = attend(grouped, k, v, where, self.scoring, run, run.dropout.attention, place.site_key(0))
             mixed = run.layout.pin(mixed.reshape(q.shape), "bshe")
             return self.o_proj(mixed, run), cache
+
+
+def _each_rank(rows: jax.Array, run: Run) -> jax.Array:
+    """Return K or V `[b, t, k, e]` as `[b, t, j, e]`, every rank of `tensor` with a head of its own.
+
+    A head held by several ranks is repeated along the axis that separates them, so no rank repeats anything and the
+    pairwise products need no transfer; the gradient sums over that axis once.
+    """
+    copies = run.layout.kv_replicas
+    if copies == 1:
+        return rows
+    batch, count, heads, width = rows.shape
+    spread = jnp.broadcast_to(rows[:, :, :, None], (batch, count, heads, copies, width))
+    return run.layout.pin(spread.reshape(batch, count, heads * copies, width), "btje")
 
 
 class Layer(eqx.Module):

@@ -1,9 +1,9 @@
 """Sharding: one table from named axes to mesh axes, and the two ways of applying it.
 
 Every tensor of the network names its axes (`layer` scan stack, b batch, s rows, d hidden, h query heads, k K/V heads,
-e head width, f MLP width, v vocabulary rows, p position rows, w columns of a token table narrower than the layers, n, u
-the cut axes of fused q, k, v and of fused gate and up). The tables below say which mesh axes shard them. Mesh axes that
-a mesh does not have drop out.
+e head width, j K/V heads counted once for every rank that holds them, f MLP width, v vocabulary rows, p position rows,
+w columns of a token table narrower than the layers, n, u the cut axes of fused q, k, v and of fused gate and up). The
+tables below say which mesh axes shard them. Mesh axes that a mesh does not have drop out.
 
 `auto` shards the arguments and leaves the rest to the partitioner. `explicit` also pins, inside the program, what is
 otherwise a choice of the partitioner: each matrix is gathered over `fsdp` where it is used, its gradient is scattered
@@ -24,11 +24,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import reject
+from jaxcost.contracts.mesh import program_mesh
 
 Rules = Mapping[str, tuple[str, ...]]
 
 BATCH = ("data", "fsdp")
-SPLIT: Rules = {"h": ("tensor",), "k": ("tensor",), "f": ("tensor",), "v": ("tensor",)}
+# `tensor_replica` is the rest of the tensor axis where K/V heads are fewer than its ranks: ranks along it hold the same
+# stored head.
+RANKS = ("tensor", "tensor_replica")
+SPLIT: Rules = {"h": RANKS, "k": ("tensor",), "j": RANKS, "f": RANKS, "v": RANKS}
 STORED_WEIGHT: Rules = {"d": ("fsdp",), **SPLIT}
 USED_WEIGHT: Rules = SPLIT
 ACTIVATION: Rules = {"b": BATCH, **SPLIT}
@@ -44,7 +48,7 @@ def make_mesh(case: Case, devices: Sequence[Any]) -> Mesh:
     Raises:
         RejectedError: where there are fewer devices than the mesh needs.
     """
-    sizes = case.execution.mesh_sizes or {"data": 1}
+    sizes = program_mesh(case) or {"data": 1}
     count = case.execution.device_count
     if len(devices) < count:
         raise reject(
@@ -65,6 +69,11 @@ class Layout:
 
     mesh: Mesh | None
     explicit: bool
+
+    @property
+    def kv_replicas(self) -> int:
+        """How many ranks hold each K/V head."""
+        return 1 if self.mesh is None else int(self.mesh.shape.get("tensor_replica", 1))
 
     def spec(self, axes: Sequence[str], rules: Rules) -> PartitionSpec:
         """Return the partition spec of a tensor with named `axes` on this mesh."""

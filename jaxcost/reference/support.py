@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from jaxcost.contracts import architecture as declared
 from jaxcost.contracts.case import Case
-from jaxcost.contracts.errors import Problem, RejectedError
+from jaxcost.contracts.errors import NotExecutedError, Problem, RejectedError
 from jaxcost.contracts.execution import Execution
 from jaxcost.contracts.kernels import kernel_problems
 from jaxcost.contracts.record import Record
@@ -44,18 +44,22 @@ _REMEDY = "use the ledgers alone (estimate), or a manifest without it"
 
 def require_known_architecture(case: Case) -> None:
     """Raise RejectedError with every part of the architecture this network does not have."""
-    _refuse(_architecture_problems(case))
+    _refuse(_architecture_problems(case), ())
 
 
 def require_supported(case: Case) -> None:
-    """Raise RejectedError with everything of the case this network does not execute."""
-    _refuse([*_architecture_problems(case), *_step_problems(case)])
+    """Raise NotExecutedError with everything of the case this network does not execute, or RejectedError where the
+    case asks a kernel for what it cannot do.
+    """
+    _refuse([*_architecture_problems(case), *_step_problems(case)], kernel_problems(case))
 
 
-def _refuse(problems: Iterable[Problem]) -> None:
-    found = tuple(problems)
+def _refuse(problems: Iterable[Problem], broken: Iterable[Problem]) -> None:
+    found, wrong = tuple(problems), tuple(broken)
+    if wrong:
+        raise RejectedError((*wrong, *found))
     if found:
-        raise RejectedError(found)
+        raise NotExecutedError(found)
 
 
 def _architecture_problems(case: Case) -> Iterator[Problem]:
@@ -64,7 +68,6 @@ def _architecture_problems(case: Case) -> Iterator[Problem]:
 
 def _step_problems(case: Case) -> Iterator[Problem]:
     work = case.workload
-    yield from kernel_problems(case)
     if work.lengths is not None:
         rule = "this network runs full rectangles; ragged lengths are counted by the ledgers only"
         yield Problem("workload.lengths", list(work.lengths[:4]), rule, "leave lengths out")
@@ -97,10 +100,10 @@ def _unexecuted(case: Case) -> Iterator[Problem]:
         if value != getattr(default, name):
             shown = value.to_data() if isinstance(value, Record) else value
             yield Problem(f"execution.{name}", shown, "this network does not execute it", _REMEDY)
-    for index in range(len(case.architecture.groups)):
-        if case.kv_replicas(index) > 1:
-            rule = "this network does not replicate K/V heads"
-            yield Problem("execution.mesh.tensor", run.degree("tensor"), rule, _REMEDY)
+    copies = {case.kv_replicas(index) for index in range(len(case.architecture.groups))}
+    if len(copies) > 1:
+        rule = f"groups of layers hold each K/V head on {sorted(copies)} ranks, and one mesh has one such number"
+        yield Problem("execution.mesh.tensor", run.degree("tensor"), rule, _REMEDY)
 
 
 def _unread(record: Record, path: str) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ MESHES = {
     "fsdp8": {"fsdp": 8},
     "fsdp4tensor2": {"fsdp": 4, "tensor": 2},
     "data2fsdp2tensor2": {"data": 2, "fsdp": 2, "tensor": 2},
+    "data2tensor4": {"data": 2, "tensor": 4},  # two K/V heads, each on two ranks
 }
 # Momentum: its update is proportional to the gradient, where Adam's first is the sign of it.
 TRAINING = {
@@ -31,6 +32,7 @@ TRAINING = {
 PLANS = [
     ("llama", "fsdp4tensor2", "explicit"),
     ("llama", "data2fsdp2tensor2", "auto"),
+    ("llama", "data2tensor4", "explicit"),
     ("gpt2", "data2fsdp2tensor2", "explicit"),
     ("olmo", "data2fsdp2tensor2", "explicit"),
     ("neox", "fsdp8", "explicit"),
@@ -67,14 +69,21 @@ def flops(program):
     return read_hlo(module, platform="cpu").flops.value
 
 
+def scoped(count, *names):
+    return sum(row.total.value for row in count.rows if row.scope.endswith(names))
+
+
 @pytest.mark.parametrize(("name", "mesh", "sharding"), PLANS)
 def test_training_equals_one_device(name, mesh, sharding):
     arguments, expected, count = whole(name, tuple(TRAINING[name].items()))
     step, program = compiled_on(name, TRAINING[name], MESHES[mesh], sharding)
     # Left alone, the partitioner repeats attention on several devices: why there is an explicit form, and a proof that
     # this equality can fail. Embedding projections have no axis over `tensor`, whose devices all compute them.
-    repeated = sum(row.total.value for row in count.rows if row.scope.endswith(("project_in", "project_out")))
-    everywhere = count.total.value + repeated * (MESHES[mesh].get("tensor", 1) - 1)
+    # Ranks that share a K/V head all compute it.
+    repeated = scoped(count, "project_in", "project_out") * (MESHES[mesh].get("tensor", 1) - 1)
+    if mesh == "data2tensor4":
+        repeated += scoped(count, "k_proj", "v_proj")
+    everywhere = count.total.value + repeated
     assert (flops(program) * 8 == everywhere) == (sharding == "explicit")
     found = results(step, program, arguments)
     assert difference(found, expected) < 1e-5
@@ -82,11 +91,12 @@ def test_training_equals_one_device(name, mesh, sharding):
 
 
 @pytest.mark.parametrize(
-    ("name", "phase", "sharding"),
-    [("qwen", "decode", "explicit"), ("gpt2", "prefill", "explicit"), ("olmo", "decode", "explicit"),
-     ("olmo", "prefill", "auto")],
+    ("name", "phase", "mesh", "sharding"),
+    [("qwen", "decode", "data2fsdp2tensor2", "explicit"), ("gpt2", "prefill", "data2fsdp2tensor2", "explicit"),
+     ("olmo", "decode", "data2fsdp2tensor2", "explicit"), ("olmo", "prefill", "data2fsdp2tensor2", "auto"),
+     ("qwen", "decode", "data2tensor4", "explicit")],
 )  # fmt: skip
-def test_serving_equals_one_device(name, phase, sharding):
+def test_serving_equals_one_device(name, phase, mesh, sharding):
     arguments, expected, _ = whole(name, tuple(SERVING[phase].items()))
-    step, program = compiled_on(name, SERVING[phase], MESHES["data2fsdp2tensor2"], sharding)
+    step, program = compiled_on(name, SERVING[phase], MESHES[mesh], sharding)
     assert difference(results(step, program, arguments), expected) < 1e-5

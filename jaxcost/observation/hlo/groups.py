@@ -9,7 +9,7 @@ Ids are logical: positions in the program's mesh order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import prod
 
@@ -127,7 +127,7 @@ class MeshAxes:
                 rest = [i for i in range(len(self.sizes)) if i not in chosen]
                 flat = transpose(range(self.count), self.sizes, rest + list(chosen))
                 key = frozenset(map(frozenset, _cut(flat, prod(self.sizes[i] for i in chosen))))
-                self.by_groups[key] = tuple(self.names[i] for i in chosen)
+                self.by_groups[key] = self._declared(chosen)
         self.known: dict[Groups, tuple[str, ...] | None] = {}
 
     def of_groups(self, groups: Groups) -> tuple[str, ...] | None:
@@ -146,7 +146,19 @@ class MeshAxes:
             for axis, (a, b) in enumerate(zip(self._at(source), self._at(target), strict=True)):
                 if a != b:
                     moved.add(axis)
-        return tuple(self.names[i] for i in sorted(moved))
+        return self._declared(sorted(moved))
+
+    def _declared(self, axes: Iterable[int]) -> tuple[str, ...]:
+        """Axes by the names of a case, in which `tensor` and `tensor_replica` together are `tensor`.
+
+        The outer part alone, which separates ranks with different K/V heads, is then `tensor_heads`.
+        """
+        names = [self.names[i] for i in axes]
+        if "tensor_replica" not in self.names or "tensor" not in names:
+            return tuple(names)
+        if "tensor_replica" in names:
+            return tuple(name for name in names if name != "tensor_replica")
+        return tuple("tensor_heads" if name == "tensor" else name for name in names)
 
     def _at(self, device: int) -> list[int]:
         return [device // prod(self.sizes[i + 1 :]) % size for i, size in enumerate(self.sizes)]
