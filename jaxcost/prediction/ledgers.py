@@ -8,6 +8,7 @@ from typing import Any
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import reject
 from jaxcost.prediction.activations import activations
+from jaxcost.prediction.collectives import collectives
 from jaxcost.prediction.flops import flops
 from jaxcost.prediction.kv_cache import kv_cache
 from jaxcost.prediction.ownership import device, ownership
@@ -27,6 +28,7 @@ FOLDS = {
     "kv_cache": kv_cache,
     "traffic": traffic,
     "ownership": ownership,
+    "collectives": collectives,
     "device": device,
 }
 
@@ -37,7 +39,7 @@ class Prediction:
 
     Attributes:
         case: what was declared.
-        ledgers: by name (`FOLDS`, and `collectives`), each with totals and rows.
+        ledgers: by name (`FOLDS`), each with totals and rows.
         assumptions: what the numbers rest on beyond the case.
         program: the ops and tensors the ledgers are folds of.
     """
@@ -95,17 +97,7 @@ def predict(case: Case) -> Prediction:
         raise reject("case", type(case).__name__, rule, "make one with jaxcost.training, prefill or decode")
     built = program(case)
     ledgers = {name: fold(built) for name, fold in FOLDS.items()}
-    ledgers["collectives"] = _collectives(case)
     return Prediction(case, ledgers, assumptions(case), built)
-
-
-def _collectives(case: Case) -> Ledger:
-    if case.execution.device_count == 1:
-        return Ledger("collectives", {"payload_bytes": 0, "by_kind": {}, "by_axis": {}})
-    names = ("payload_bytes", "by_kind", "by_axis")
-    return Ledger(
-        "collectives", dict.fromkeys(names), (), dict.fromkeys(names, "collectives are not predicted in this version")
-    )
 
 
 def assumptions(case: Case) -> tuple[str, ...]:

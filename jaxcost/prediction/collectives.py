@@ -1,0 +1,563 @@
+"""Which arrays cross devices, and why: each row follows from the axes of a contraction and what splits them.
+
+A product whose summed axes are split leaves partial sums on every device: they are reduced over the mesh axes that
+split them, in the type of the product. Several products that make parts of one gradient are added first and reduced
+once. So column-parallel projections reduce the gradient of their input over `tensor`, row-parallel ones their output
+(Shoeybi et al. 2019, arXiv:1909.08053, section 3), and the gradient of a weight is summed over what splits the
+sequences and rows. A matrix sharded over `fsdp` is gathered in the compute dtype where it is multiplied, again for the
+backward pass where it was dropped, and its gradient is reduced and scattered (Zhao et al. 2023, arXiv:2304.11277).
+With sequence parallelism an all-reduce over `tensor` becomes a reduce-scatter and an all-gather of rows (Korthikanti
+et al. 2022, arXiv:2205.05198). An array that is merely resident is no communication, and a group of one sends nothing.
+
+Rows give one device's part: how often, what goes in and out each time, and what ideal algorithms would send
+(`algorithms`). A pipeline's rows are those of the rank that moves most. A replayed product of which no backward op
+needs anything is left out, with its collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jaxcost.contracts.dtypes import BITS, payload_bytes
+from jaxcost.prediction import algorithms
+from jaxcost.prediction.domain import ceil_div
+from jaxcost.prediction.groups import fsdp_groups
+from jaxcost.prediction.program import Contraction, Lookup, Op, Primitive, Program, Tensor
+from jaxcost.prediction.replay import walk
+from jaxcost.prediction.rows import Ledger, Row
+from jaxcost.prediction.stages import Rank, ranks, share
+
+CONVENTION = "payload of one device: the whole array before a reduction, after a gather, as sent otherwise"
+OMITTED = "headers, retries, routes, padding of communication buckets"
+SPLIT_BY = {"h": "tensor", "k": "tensor", "f": "tensor", "v": "tensor"}
+NORMS = ("rms_norm", "layer_norm")
+UNKNOWN_FACTORS = "which factors of Adafactor are reduced over sharded axes is not predicted in this version"
+
+
+class Transfer(NamedTuple):
+    """One collective before it is a row. `elements` of the payload; `layers` x `microbatches` executions."""
+
+    kind: str
+    axes: tuple[str, ...]
+    object: str
+    scope: str
+    phase: str
+    dtype: str
+    elements: Any
+    layers: Any
+    microbatches: Any
+    made_by: str
+    needed_by: str
+    terms: tuple[str, ...] = ()
+
+
+def collectives(program: Program, devices_per_node: int | None = None) -> Ledger:
+    """Return the collectives ledger: a row per transfer, its payload times its executions as the value.
+
+    Args:
+        program: the declared step.
+        devices_per_node: consecutive devices that share a node (or a slice); rows then tell sends inside from sends
+            between. None: not told apart.
+    """
+    case = program.case
+    names = ("payload_bytes", "by_kind", "by_axis", "ring_send_bytes")
+    if case.state.optimizer == "adafactor" and any(case.execution.degree(axis) > 1 for axis in ("fsdp", "tensor")):
+        return Ledger("collectives", dict.fromkeys(names), (), dict.fromkeys(names, UNKNOWN_FACTORS))
+    choices = [
+        [_row(program, found, devices_per_node) for found in transfers(program, rank)] for rank in ranks(program)
+    ]
+    rows = max(choices, key=lambda listed: sum(row.value for row in listed)) if len(choices) > 1 else choices[0]
+    by_kind: dict[str, Any] = {}
+    by_axis: dict[str, Any] = {}
+    ring: Any = 0
+    for row in rows:
+        by_kind[row.fields["kind"]] = by_kind.get(row.fields["kind"], 0) + row.value
+        by_axis[row.fields["axis"]] = by_axis.get(row.fields["axis"], 0) + row.value
+        ring = ring + row.fields["ring_send_bytes"] * row.fields["times"]
+    totals = dict(zip(names, (sum((row.value for row in rows), 0), by_kind, by_axis, ring), strict=True))
+    return Ledger("collectives", totals, tuple(rows))
+
+
+def _row(program: Program, found: Transfer, devices_per_node: int | None) -> Row:
+    run = program.case.execution
+    count = participants(program, found.axes)
+    payload, times = payload_bytes(found.elements, found.dtype), found.layers * found.microbatches
+    itemsize = BITS[found.dtype] // 8
+    padded = ceil_div(found.elements, count) * count * itemsize
+    inside = between = None
+    if devices_per_node is not None:
+        mesh = list(run.mesh_sizes.items())
+        level = algorithms.levels(mesh, found.axes, devices_per_node)
+        if level is not None:
+            inside, between = algorithms.hierarchical_send_bytes(found.kind, padded, level)
+    into, out = algorithms.ends(found.kind, payload, count)
+    fields: dict[str, Any] = {
+        "kind": found.kind,
+        "axis": ",".join(found.axes),
+        "participants": count,
+        "dtype": found.dtype,
+        "elements": found.elements,
+        "payload_bytes": payload,
+        "input_bytes": into,
+        "output_bytes": out,
+        "layers": found.layers,
+        "microbatches": found.microbatches,
+        "times": times,
+        "made_by": found.made_by,
+        "needed_by": found.needed_by,
+        "ring_send_bytes": algorithms.ring_send_bytes(found.kind, padded, count),
+        "tree_send_bytes": algorithms.tree_send_bytes(found.kind, padded, count),
+        "inside_send_bytes": inside,
+        "between_send_bytes": between,
+    }
+    if found.terms:
+        fields["terms"] = found.terms
+    return Row(
+        found.object, found.scope, found.phase, payload * times, "bytes", fields, CONVENTION, OMITTED,
+        region="block" if found.scope.startswith("group") else "outside", per_device=payload * times,
+    )  # fmt: skip
+
+
+def participants(program: Program, axes: Iterable[str]) -> int:
+    """Return how many devices take part in a collective over some mesh axes."""
+    count = 1
+    for axis in axes:
+        count *= program.case.execution.degree(axis)
+    return count
+
+
+def transfers(program: Program, rank: Rank) -> list[Transfer]:
+    """Return the transfers of the devices of a pipeline rank, forward pass first; none over groups of one device."""
+    fold = _Fold(program, rank)
+    return [found for found in fold.all() if found.layers != 0 and participants(program, found.axes) > 1]
+
+
+class _Fold:
+    """The walk over one program, for one pipeline rank."""
+
+    def __init__(self, program: Program, rank: Rank):
+        run, work = program.case.execution, program.case.workload
+        self.program, self.rank = program, rank
+        self.training = work.phase == "training"
+        self.useful = {id(op) for op in walk(program).useful} if self.training else set()
+        self.sizes = program.device_microbatch_sizes
+        self.micro: int = work.accumulate
+        self.synced: int = 1 if run.gradient_sync == "last_microbatch" else work.accumulate
+
+    # -- what splits an axis ------------------------------------------------------------------------------------------
+
+    def present(self, *axes: str) -> tuple[str, ...]:
+        """Return the mesh axes among `axes` that have more than one device, in mesh order."""
+        run = self.program.case.execution
+        return tuple(name for name, size in run.mesh_sizes.items() if name in axes and size > 1)
+
+    def splits(self, letters: Iterable[str]) -> tuple[str, ...]:
+        """Return the mesh axes that split any of some tensor axes, while a device computes with them."""
+        found: set[str] = set()
+        for letter in letters:
+            if letter == "b":
+                found |= {"data", "fsdp"}
+            elif letter == "s":
+                found.add("context")
+            elif letter in SPLIT_BY:
+                found.add(SPLIT_BY[letter])
+        return self.present(*found)
+
+    def count(self, axes: str, group: int | None) -> Any:
+        """Return the elements of an array with these axes, as a device computes with it."""
+        return self.sizes.product(axes, group)
+
+    def layers(self, op: Op) -> Any:
+        """Return how many layers of an op stand on the rank."""
+        if len(ranks(self.program)) == 1:
+            return op.repeat
+        return share(self.program, self.rank.stages, op.scope, op.group, op.first, op.repeat)
+
+    @property
+    def sequence(self) -> bool:
+        """Whether the stream between tensor-parallel regions is split by rows over `tensor`."""
+        return self.program.case.execution.sequence_parallel and self.present("tensor") != ()
+
+    def is_stream(self, tensor: Tensor) -> bool:
+        """Return whether sequence parallelism splits a tensor's rows."""
+        return self.sequence and tensor.axes == "b s d" and tensor.role == "activation"
+
+    # -- the walk -----------------------------------------------------------------------------------------------------
+
+    def all(self) -> Iterator[Transfer]:
+        """Yield every transfer: forward, replay and backward, gradients, pipeline, optimizer."""
+        yield from self._weights("forward")
+        for op in self.program.ops:
+            yield from self._forward(op, "forward")
+        if self.training:
+            yield from self._weights("backward")
+            for op in self.program.ops:
+                if id(op) in self.useful:
+                    yield from self._forward(op, "replay")
+            for op in reversed(self.program.ops):
+                yield from self._backward(op)
+        yield from self._pipeline()
+
+    def _forward(self, op: Op, phase: str) -> Iterator[Transfer]:
+        if isinstance(op, Contraction):
+            yield from self._row_inputs(op, phase)
+            yield from self._rows_of_context(op, phase)
+            over = self.splits(op.summed_axes)
+            if over:
+                yield self._reduced(over, op.outputs[0], op, phase, op.out_dtype, op.scope)
+        elif isinstance(op, Lookup):
+            yield from self._lookup(op, phase)
+        elif isinstance(op, Primitive) and op.kind == "cross_entropy":
+            yield from self._loss(op, phase)
+
+    def _reduced(
+        self, over: tuple[str, ...], name: str, op: Op, phase: str, dtype: str, scope: str, terms: tuple[str, ...] = ()
+    ) -> Transfer:
+        """A partial sum of `name`, reduced; where its rows are split next, a device keeps only its own."""
+        tensor = self.program.tensors[name]
+        scattered = self.is_stream(tensor) and over == self.present("tensor")
+        kind = "reduce-scatter" if scattered else "all-reduce"
+        needed = name if phase != "backward" else f"d {name}"
+        elements = self.count(tensor.axes, op.group)
+        made = ", ".join(terms) or op.scope
+        return Transfer(
+            kind, over, needed, scope, phase, dtype, elements, self.layers(op), self.micro, made, tensor.scope, terms
+        )
+
+    def _row_inputs(self, op: Contraction, phase: str) -> Iterator[Transfer]:
+        """Rows gathered for a column-parallel product, once for all products of one input."""
+        for name in op.inputs:
+            tensor = self.program.tensors[name]
+            if self.is_stream(tensor) and self._first_use(name) is op:
+                elements = self.count(tensor.axes, op.group)
+                yield Transfer(
+                    "all-gather", self.present("tensor"), name, tensor.scope, phase, tensor.dtype, elements,
+                    self.layers(op), self.micro, tensor.scope, op.scope,
+                )  # fmt: skip
+
+    def _first_use(self, name: str) -> Op | None:
+        return next((op for op in self.program.contractions if name in op.inputs), None)
+
+    def _rows_of_context(self, op: Contraction, phase: str) -> Iterator[Transfer]:
+        """Key and value rows of other ranks: gathered whole, or handed around a ring."""
+        over = self.present("context")
+        if not over or not self.program.is_pairwise(op):
+            return
+        name = op.inputs[1]
+        tensor, size = self.program.tensors[name], participants(self.program, over)
+        elements = self.sizes.product("b t k e", op.group)
+        common = (over, name, op.scope, phase, tensor.dtype)
+        ends = (self.micro, tensor.scope, op.scope)
+        if self.program.case.execution.context_method == "ring":
+            yield Transfer("collective-permute", *common, ceil_div(elements, size), self.layers(op) * (size - 1), *ends)
+        else:
+            yield Transfer("all-gather", *common, elements, self.layers(op), *ends)
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def _gathered(self, op: Op) -> str:
+        """Return the name of the matrix of an op that is gathered before use, or nothing."""
+        for name in op.inputs:
+            tensor = self.program.tensors[name]
+            if self.program.is_weight(name) and isinstance(op, Contraction) and "d" in tensor.axes.split():
+                return name
+        return ""
+
+    def _weights(self, phase: str) -> Iterator[Transfer]:
+        """Weights gathered for a pass: each matrix where it is used, or group by group."""
+        run, over = self.program.case.execution, self._weight_axes()
+        if not over:
+            return
+        again = phase == "backward"
+        if again and not run.fsdp.reshard:
+            return
+        if run.fsdp.group != "matrix" or run.zero == 3:
+            for group in fsdp_groups(self.program, self.rank):
+                dtype = self.program.case.state.compute_dtype
+                elements = group.gathered_bytes * 8 // BITS[dtype]
+                if elements and not (again and not group.name.startswith(("group", "root"))):
+                    yield Transfer(
+                        "all-gather", over, group.name, group.name if group.name.startswith("group") else "", phase,
+                        dtype, elements, group.copies, self.micro, "parameters", phase,
+                    )  # fmt: skip
+            return
+        for op in self.program.ops:
+            name = self._gathered(op)
+            if not name:
+                continue
+            # What stands outside the layers is used for its backward pass at once, and kept until then.
+            if again and op.region != "block":
+                continue
+            if again and id(op) not in self.useful and not self._multiplied_again(op, name):
+                continue
+            elements = self.count(self.program.tensors[name].axes, op.group)
+            yield Transfer(
+                "all-gather", over, name, op.scope, phase, self.program.case.state.compute_dtype, elements,
+                self.layers(op), self.micro, "parameters", op.scope,
+            )  # fmt: skip
+
+    def _multiplied_again(self, op: Op, weight: str) -> bool:
+        """Return whether the backward pass multiplies by a weight: some other operand needs a gradient."""
+        return any(name != weight for name in op.gradients)
+
+    def _weight_axes(self) -> tuple[str, ...]:
+        if self.program.case.execution.zero == 3:
+            return self.present("data", "fsdp")
+        return self.present("fsdp")
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def _backward(self, op: Op) -> Iterator[Transfer]:
+        if isinstance(op, Contraction):
+            yield from self._gradient_rows(op)
+            for name in op.gradients:
+                if self.program.is_weight(name):
+                    summed = [axis for axis in op.axes.split() if axis not in self.program.tensors[name].axes.split()]
+                    yield from self._weight_gradient(op, name, op.out_dtype, self.splits(summed))
+            yield from self._input_gradients(op)
+        elif isinstance(op, Lookup):
+            yield from self._scatter(op)
+        elif isinstance(op, Primitive):
+            yield from self._vectors(op)
+
+    def _gradient_rows(self, op: Contraction) -> Iterator[Transfer]:
+        """Under sequence parallelism: rows of the gradient of a row-parallel output, and of an input not kept whole."""
+        if not op.gradients:
+            return
+        out = self.program.tensors[op.outputs[0]]
+        common = (self.layers(op), self.micro)
+        if self.is_stream(out):
+            elements = self.count(out.axes, op.group)
+            yield Transfer(
+                "all-gather", self.present("tensor"), f"d {out.name}", op.scope, "backward", out.dtype, elements,
+                *common, out.scope, op.scope,
+            )  # fmt: skip
+        for name in op.inputs:
+            tensor = self.program.tensors[name]
+            replayed = any(id(other) in self.useful for other in self.program.ops if name in other.inputs)
+            if self.is_stream(tensor) and self._first_use(name) is op and not replayed:
+                yield Transfer(
+                    "all-gather", self.present("tensor"), name, tensor.scope, "backward", tensor.dtype,
+                    self.count(tensor.axes, op.group), *common, tensor.scope, op.scope,
+                )  # fmt: skip
+
+    def _input_gradients(self, op: Contraction) -> Iterator[Transfer]:
+        """The gradient of an activation, after the last of the products that make parts of it."""
+        for name in op.gradients:
+            if self.program.is_weight(name):
+                continue
+            makers = [other for other in self.program.contractions if name in other.gradients]
+            if makers[0] is not op:
+                continue
+            over: set[str] = set()
+            terms = []
+            for other in makers:
+                own = other.operand_axes[other.inputs.index(name)].split()
+                split = self.splits(axis for axis in other.axes.split() if axis not in own)
+                if split:
+                    over |= set(split)
+                    terms.append(other.scope)
+            yield from self._partial_input(op, name, self.present(*over), tuple(terms))
+
+    def _partial_input(
+        self, op: Contraction, name: str, over: tuple[str, ...], terms: tuple[str, ...]
+    ) -> Iterator[Transfer]:
+        if not over:
+            return
+        if not self.program.is_pairwise(op):
+            scope = terms[0] if len(terms) == 1 else terms[0].rsplit("/", 1)[0]
+            yield self._reduced(over, name, op, "backward", op.out_dtype, scope, terms)
+            return
+        # The gradients of key and value rows go back to the ranks that own the rows.
+        tensor, size = self.program.tensors[name], participants(self.program, over)
+        elements = self.sizes.product("b t k e", op.group)
+        common = (over, f"d {name}", op.scope, "backward", tensor.dtype)
+        ends = (self.micro, op.scope, tensor.scope)
+        if self.program.case.execution.context_method == "ring":
+            yield Transfer("collective-permute", *common, ceil_div(elements, size), self.layers(op) * size, *ends)
+            again = (over, name, op.scope, "backward", tensor.dtype)
+            yield Transfer("collective-permute", *again, ceil_div(elements, size), self.layers(op) * (size - 1), *ends)
+        else:
+            yield Transfer("reduce-scatter", *common, elements, self.layers(op), *ends)
+
+    def _weight_gradient(self, op: Op, name: str, dtype: str, over: tuple[str, ...]) -> Iterator[Transfer]:
+        """The gradient of a matrix: scattered over `fsdp` where it is sharded, then summed over the other axes.
+
+        A ZeRO stage scatters it over `data` instead of summing it, and gathers what was updated (Rajbhandari et al.
+        2020, arXiv:1910.02054, section 7).
+        """
+        tensor, run = self.program.tensors[name], self.program.case.execution
+        elements = self.count(tensor.axes, op.group)
+        if self.synced < self.micro:
+            gradient = self.program.case.state.object("gradient")
+            dtype = gradient.dtype if gradient else dtype
+        common = (f"d {name}", op.scope, "backward", dtype)
+        ends = (self.layers(op), self.synced, op.scope, "optimizer")
+        if "fsdp" in over and "d" in tensor.axes.split():
+            yield Transfer("reduce-scatter", ("fsdp",), *common, elements, *ends)
+            elements = ceil_div(elements, run.degree("fsdp"))
+            over = tuple(axis for axis in over if axis != "fsdp")
+        yield from self._summed(over, tensor, common, elements, ends)
+
+    def _summed(
+        self, over: tuple[str, ...], tensor: Tensor, common: tuple[str, ...], elements: Any, ends: Sequence[Any]
+    ) -> Iterator[Transfer]:
+        """The rest of a gradient's sum, and what a ZeRO stage does in its place."""
+        run = self.program.case.execution
+        name, scope, phase, dtype = common
+        layers, times, made, needed = ends
+        if run.zero and "data" in over:
+            yield Transfer(
+                "reduce-scatter", ("data",), name, scope, phase, dtype, elements, layers, times, made, needed
+            )
+            if run.zero < 3:
+                yield Transfer(
+                    "all-gather", ("data",), tensor.name, tensor.scope, "optimizer", tensor.dtype, elements, layers, 1,
+                    "optimizer", "parameters",
+                )  # fmt: skip
+            elements = ceil_div(elements, run.degree("data"))
+            over = tuple(axis for axis in over if axis != "data")
+        if over:
+            yield Transfer("all-reduce", over, name, scope, phase, dtype, elements, layers, times, made, needed)
+
+    def _vectors(self, op: Primitive) -> Iterator[Transfer]:
+        """Gradients of norm scales and biases: summed over rows and sequences; whole on every device afterwards."""
+        for name in op.gradients:
+            if not self.program.is_weight(name):
+                continue
+            tensor, stream = self.program.tensors[name], self.program.tensors[op.inputs[0]]
+            own = tensor.axes.split()
+            over = set(self.splits(axis for axis in stream.axes.split() if axis not in own))
+            if self.is_stream(self.program.tensors[op.outputs[0]]):
+                over.add("tensor")
+            dtype = "fp32" if op.kind in NORMS else stream.dtype
+            elements = self.count(tensor.axes, op.group)
+            common = (f"d {name}", op.scope, "backward", dtype)
+            ends = (self.layers(op), self.synced, op.scope, "optimizer")
+            yield from self._summed(self.present(*over), tensor, common, elements, ends)
+            split = self.splits(axis for axis in own if axis in SPLIT_BY)
+            if split:
+                yield self._vector_gather(op, tensor, split)
+
+    def _vector_gather(self, op: Primitive, tensor: Tensor, over: tuple[str, ...]) -> Transfer:
+        """The pieces of a vector's gradient that each rank made, put together; of a loop's layers all at once."""
+        gradient = self.program.case.state.object("gradient")
+        dtype = gradient.dtype if gradient else tensor.dtype
+        elements = self.program.elements(tensor)
+        layers = self.layers(op)
+        if self.program.case.execution.layers == "scan" and op.group is not None:
+            elements, layers = elements * layers, 1
+        return Transfer(
+            "all-gather", over, f"d {tensor.name}", op.scope, "backward", dtype, elements, layers, self.micro, op.scope,
+            "optimizer",
+        )  # fmt: skip
+
+    # -- the ends of the model ----------------------------------------------------------------------------------------
+
+    def _lookup(self, op: Lookup, phase: str) -> Iterator[Transfer]:
+        """Tokens travel, the table does not: ids are gathered over `fsdp`, rows come back by an exchange.
+
+        A table split by vocabulary rows over `tensor` gives zeros for ids of other ranks, and the sum is the row.
+        """
+        table, out = self.program.tensors[op.inputs[0]], self.program.tensors[op.outputs[0]]
+        fsdp, tensor = self.present("fsdp"), self.present("tensor")
+        common = (self.layers(op), self.micro, op.scope, out.scope)
+        degree = self.program.case.execution.degree("fsdp")
+        if table.axes.startswith("p"):
+            if fsdp:
+                elements = self.count(out.axes, None)
+                dtype = self.program.case.state.compute_dtype
+                yield Transfer("all-gather", fsdp, table.name, op.scope, phase, dtype, elements, *common)
+            return
+        columns = table.axes.split()[1]
+        rows = self.count(out.axes, None)
+        if fsdp:
+            ids = self.count("b s", None) * degree
+            yield Transfer("all-gather", fsdp, op.inputs[1], op.scope, phase, "int32", ids, *common)
+        if tensor:
+            found = rows if columns == "d" else rows * degree
+            yield Transfer("all-reduce", tensor, out.name, op.scope, phase, table.dtype, found, *common)
+        if fsdp and columns == "d":
+            yield Transfer("all-to-all", fsdp, out.name, op.scope, phase, out.dtype, rows, *common)
+
+    def _scatter(self, op: Lookup) -> Iterator[Transfer]:
+        """The gradient of looked-up rows goes back to the columns of the table that a device holds."""
+        if not op.gradients:
+            return
+        table, out = self.program.tensors[op.inputs[0]], self.program.tensors[op.outputs[0]]
+        fsdp, degree = self.present("fsdp"), self.program.case.execution.degree("fsdp")
+        common = (self.layers(op), self.micro, out.scope, op.scope)
+        if table.axes.startswith("p"):
+            yield from self._positions(op, table, out)
+            return
+        columns, rows = table.axes.split()[1], self.count(out.axes, None)
+        if fsdp and columns == "d":
+            yield Transfer("all-to-all", fsdp, f"d {out.name}", op.scope, "backward", out.dtype, rows, *common)
+        elif fsdp:
+            elements = rows * degree
+            yield Transfer("all-gather", fsdp, f"d {out.name}", op.scope, "backward", out.dtype, elements, *common)
+        elements = self.count(table.axes, None)
+        if columns == "d":
+            elements = ceil_div(elements, degree)
+        names = (f"d {table.name}", op.scope, "backward", table.dtype)
+        ends = (self.layers(op), self.synced, op.scope, "optimizer")
+        yield from self._summed(self.present("data", "context"), table, names, elements, ends)
+
+    def _positions(self, op: Lookup, table: Tensor, out: Tensor) -> Iterator[Transfer]:
+        elements = self.count(out.axes, None)
+        common = (f"d {table.name}", op.scope, "backward", out.dtype)
+        ends = (self.layers(op), self.synced, op.scope, "optimizer")
+        if self.present("fsdp"):
+            yield Transfer("reduce-scatter", ("fsdp",), *common, elements, *ends)
+            elements = ceil_div(elements, self.program.case.execution.degree("fsdp"))
+        yield from self._summed(self.present("data"), table, common, elements, ends)
+
+    def _loss(self, op: Primitive, phase: str) -> Iterator[Transfer]:
+        """Cross entropy over a split vocabulary: the row's maximum, its sum of exponentials, the label's logit.
+
+        The label of a rank's last row is the first of the next rank; the mean is one number over all that split rows.
+        """
+        tensor, rows = self.present("tensor"), self.count("b s", None)
+        common = (self.layers(op), self.micro, "head", op.scope)
+        if tensor:
+            for name in ("row maximum", "row sum", "label's logit"):
+                yield Transfer("all-reduce", tensor, name, op.scope, phase, "fp32", rows, *common)
+        if self.present("context"):
+            column = self.count("b", None)
+            yield Transfer(
+                "collective-permute", self.present("context"), "tokens", op.scope, phase, "int32", column, *common
+            )
+        mean = self.present("data", "fsdp", "context")
+        if mean:
+            yield Transfer("all-reduce", mean, op.outputs[0], op.scope, phase, "fp32", 1, *common)
+
+    def _pipeline(self) -> Iterator[Transfer]:
+        """Activations handed to the next stage and gradients handed back; a tied table's gradient summed over both."""
+        over = self.present("pipeline")
+        if not over:
+            return
+        program, run = self.program, self.program.case.execution
+        stream = program.tensors["group0/in"]
+        elements = program.device_elements(stream, self.sizes)
+        last = run.degree("pipeline") * run.pipeline.virtual - 1
+        forward = sum(stage[0] != last for stage in self.rank.stages)
+        backward = sum(stage[0] != 0 for stage in self.rank.stages)
+        for phase, times, name in (("forward", forward, stream.name), ("backward", backward, f"d {stream.name}")):
+            if times and (phase == "forward" or self.training):
+                yield Transfer(
+                    "collective-permute", over, name, "", phase, stream.dtype, elements, times, self.micro,
+                    "the stage before" if phase == "backward" else "this stage", "the stage that follows",
+                )  # fmt: skip
+        tied = program.case.architecture.tied and self.training
+        apart = len([rank for rank in ranks(program) if rank.embedding or rank.head]) == 2
+        if tied and apart and (self.rank.embedding or self.rank.head):
+            table = next(t for t in program.tensors.values() if t.name == "embed/tokens/weight")
+            if table.trainable:
+                gradient = program.case.state.object("gradient")
+                held = self.count(table.axes, None)
+                held = ceil_div(held, run.degree("fsdp")) if "d" in table.axes.split() else held
+                yield Transfer(
+                    "all-reduce", over, f"d {table.name}", "embed/tokens", "backward",
+                    gradient.dtype if gradient else table.dtype, held, 1, 1, "first and last stage", "optimizer",
+                )  # fmt: skip
