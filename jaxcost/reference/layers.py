@@ -85,31 +85,29 @@ class Linear(eqx.Module):
     ) -> jax.Array:
         """Map `[b, s, *inputs]` to `[b, s, *outputs]` in the compute type; `place` is (start, size) in `packed`."""
         with jax.named_scope(self.name):
-            bias = self.bias
-            if packed is None:
-                assert self.weight is not None
-                y = self._product(x, self.weight, run, None)
+            axes = self.inputs + self.outputs
+            stored, bias = self.weight, self.bias
+            if packed is not None:
+                piece = packed.cut(*place)
+                stored, bias = piece.weight, bias if piece.bias is None else piece.bias
+            assert stored is not None
+
+            def product(x: jax.Array, stored: jax.Array, start: int, size: int) -> jax.Array:
+                if size:
+                    stored = Packed(stored, None).cut(start, size).weight
+                weight = run.layout.use(stored.astype(run.compute), axes)
+                return jnp.einsum(f"bs{self.inputs},{axes}->bs{self.outputs}", x, weight)
+
+            if run.regather:
+                # Without recomputation the backward pass keeps the weight as it was multiplied: gathered. Now it keeps
+                # the stored array and gathers once more; the product is dead in that replay and is not repeated.
+                whole, cut = (stored, (0, 0)) if packed is None else (packed.weight, place)
+                y = jax.checkpoint(product, prevent_cse=run.barrier, static_argnums=(2, 3))(x, whole, *cut)
             else:
-                y = self._product(x, packed.weight, run, place)
-                bias = bias if packed.bias is None else packed.cut(*place).bias
+                y = product(x, stored, 0, 0)
             if bias is not None:
                 y = y + bias.astype(run.compute)
             return run.layout.pin(y, "bs" + self.outputs)
-
-    def _product(self, x: jax.Array, stored: jax.Array, run: Run, place: tuple[int, int] | None) -> jax.Array:
-        """Return x W, W cut from its storage, cast, and gathered over `fsdp`.
-
-        Of a product without recomputation the backward pass keeps W as it was multiplied: gathered. `regather` keeps
-        what is stored instead and gathers once more; the product itself is dead in that replay and is not repeated.
-        """
-        axes = self.inputs + self.outputs
-
-        def product(x: jax.Array, stored: jax.Array) -> jax.Array:
-            weight = stored if place is None else Packed(stored, None).cut(*place).weight
-            weight = run.layout.use(weight.astype(run.compute), axes)
-            return jnp.einsum(f"bs{self.inputs},{axes}->bs{self.outputs}", x, weight)
-
-        return jax.checkpoint(product, prevent_cse=run.barrier)(x, stored) if run.regather else product(x, stored)
 
 
 class Norm(eqx.Module):
