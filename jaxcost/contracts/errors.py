@@ -51,6 +51,10 @@ class RejectedError(JaxcostError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+class NotExecutedError(RejectedError):
+    """The case is sound and is predicted, but the reference network does not execute it."""
+
+
 class UnavailableError(JaxcostError):
     """A known target has no compiler here, or a file given by path does not exist."""
 

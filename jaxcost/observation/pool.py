@@ -205,7 +205,9 @@ class _Worker:
             return Reply(message["value"], message["seconds"], start_seconds, _memory(self.process.pid, "VmHWM"))
         kind, reason = message["failed"], message["reason"]
         if kind == "rejected":
-            return WorkerFailure(kind, reason, problems=tuple(Problem(**problem) for problem in message["problems"]))
+            problems = tuple(Problem(**problem) for problem in message["problems"])
+            details = {"not_executed": True} if message["not_executed"] else {}
+            return WorkerFailure(kind, reason, problems=problems, details=details)
         if kind == "unavailable":
             return WorkerFailure(kind, reason, details={"what": message["what"], "remedy": message["remedy"]})
         return WorkerFailure(kind, reason, message.get("traceback", "")[-_TAIL_BYTES:])

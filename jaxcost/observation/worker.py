@@ -33,7 +33,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 
-from jaxcost.contracts.errors import RejectedError, UnavailableError
+from jaxcost.contracts.errors import NotExecutedError, RejectedError, UnavailableError
 
 Function = TypeVar("Function", bound=Callable[[Any], Any])
 
@@ -107,7 +107,8 @@ def answer(request: Mapping[str, Any], packages: Sequence[str]) -> bytes:
         value = resolve(request["function"], packages)(request["payload"])
         return to_line({"value": value, "seconds": time.perf_counter() - started})
     except RejectedError as error:
-        return to_line({"failed": "rejected", "reason": str(error), "problems": [p.to_dict() for p in error.problems]})
+        refused = {"failed": "rejected", "reason": str(error), "problems": [p.to_dict() for p in error.problems]}
+        return to_line({**refused, "not_executed": isinstance(error, NotExecutedError)})
     except UnavailableError as error:
         return to_line({"failed": "unavailable", "what": error.what, "reason": error.reason, "remedy": error.remedy})
     except (KeyboardInterrupt, SystemExit) as error:

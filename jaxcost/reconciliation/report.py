@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from jaxcost.contracts.errors import reject
+from jaxcost.contracts.errors import Problem, reject
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.ledgers import Prediction
+from jaxcost.reconciliation.collectives import collective_findings, collective_rows
 from jaxcost.reconciliation.compiler import compiler_rows
 from jaxcost.reconciliation.declared import expected_rows
 from jaxcost.reconciliation.matmuls import Matmuls
+from jaxcost.reconciliation.peak import peak_rows
 from jaxcost.reconciliation.rows import Finding, Report, Row
 from jaxcost.reconciliation.storage import device_rows, memory_findings, memory_rows, parameter_rows, state_rows
 from jaxcost.reconciliation.traffic import traffic_rows
@@ -49,12 +52,32 @@ def reconcile(prediction: Prediction, seen: Observed | None = None) -> Report:
         *parameter_rows(prediction, seen),
         *state_rows(prediction, seen),
         *memory_rows(prediction, seen),
+        *peak_rows(prediction, seen),
         *device_rows(seen),
         *traffic_rows(prediction, seen),
+        *collective_rows(prediction, seen),
         *expected_rows(prediction),
         *compiler_rows(prediction, seen),
     ]
     return Report(case, seen.target, environment, tuple(rows), (*matmuls.findings(), *memory_findings(seen)))
+
+
+def not_executed(prediction: Prediction, target: str, problems: Iterable[Problem]) -> Report:
+    """Return the report of a sound case that the reference network does not execute: predicted, and unmeasured."""
+    case = {**prediction.case.to_data(), "digest": prediction.case.digest}
+    reasons = tuple(f"{problem.path}: {problem.rule}" for problem in problems)
+    reason = "the reference network does not execute it: " + "; ".join(reasons)
+    owned = prediction.ledgers["ownership"].totals
+    rows = [
+        *unmeasured_rows(prediction, reason),
+        *(
+            Row(f"ownership.{name}", "", "", "bytes", owned[name], None, reason=reason)
+            for name in ("persistent_bytes", "cluster_bytes")
+        ),
+        *expected_rows(prediction),
+    ]
+    environment = {"family": "none", "evidence_class": "unmeasured"}
+    return Report(case, target, environment, tuple(rows), (Finding("not_executed", reason, reasons),))
 
 
 def unmeasured_rows(prediction: Prediction, reason: str) -> list[Row]:

@@ -70,6 +70,8 @@ def unit_of(ledger: str, name: str) -> str:
         return "FLOP/byte"
     if "bytes" in name:
         return "bytes"
+    if ledger == "ownership" and not name.startswith(("by_role.", "by_zero_stage.")):
+        return "scalars" if "parameters" in name else "FLOPs" if "flops" in name else ""
     if ledger == "state" and name in ("loaded", "trainable", "updated"):
         return "scalars"
     return _LEDGER_UNITS.get(ledger, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxcost.contracts.execution import Execution
 from jaxcost.report.numbers import exact, flat
 
 
@@ -23,13 +24,36 @@ def case_values(case: Mapping[str, Any]) -> list[tuple[str, str]]:
         values.append(("attention-block", work["attention_block"]))
     if work["dropout"]:
         values.append(("dropout", "yes"))
-    if run["vocabulary_multiple"] != 1:
-        values.append(("vocabulary-multiple", run["vocabulary_multiple"]))
+    values += _ownership(run)
     if state["frozen"]:
         values.append(("freeze", ", ".join(state["frozen"])))
     if work["lengths"]:
         values.append(("lengths", f"{len(work['lengths'])} sequences, {sum(work['lengths']):,} tokens"))
     return [(name, exact(value)) for name, value in values]
+
+
+def _ownership(run: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the values of who owns what that differ from their defaults; case data without a field has its default."""
+    default = Execution().to_data()
+
+    def differs(path: str) -> Any:
+        found, usual = run, default
+        for part in path.split("."):
+            found, usual = found.get(part, usual[part]), usual[part]
+        return None if found == usual else ",".join(map(str, found)) if isinstance(found, list | tuple) else found
+
+    named = ((option, differs(path)) for option, path in _OWNERSHIP.items())
+    return [(option, value) for option, value in named if value is not None]
+
+
+_OWNERSHIP = {
+    "vocabulary-multiple": "vocabulary_multiple", "head-multiple": "head_multiple", "remat-names": "remat_names",
+    "fsdp-group": "fsdp.group", "reshard": "fsdp.reshard", "prefetch": "fsdp.prefetch",
+    "sequence-parallel": "sequence_parallel", "context-method": "context_method",
+    "pipeline-schedule": "pipeline.schedule", "pipeline-layers": "pipeline.layers",
+    "pipeline-virtual": "pipeline.virtual", "embedding-stage": "pipeline.embedding_stage",
+    "head-stage": "pipeline.head_stage", "gradient-sync": "gradient_sync", "offload": "offload",
+}  # fmt: skip
 
 
 def unknown_reasons(ledger: Mapping[str, Any]) -> dict[str, str]:

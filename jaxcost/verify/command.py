@@ -21,7 +21,7 @@ from jaxcost.observation.observed import Observed
 from jaxcost.observation.pool import Pool, Progress, Reply, Request
 from jaxcost.observation.targets import Unavailable, availability, parse_target, require
 from jaxcost.prediction.ledgers import predict
-from jaxcost.reconciliation.report import reconcile
+from jaxcost.reconciliation.report import not_executed, reconcile
 from jaxcost.reconciliation.rows import STATUSES, Report, Status, worst
 from jaxcost.reconciliation.supplied import load_bundle, reconcile_supplied
 from jaxcost.verify.request import VerifyRequest
@@ -256,8 +256,10 @@ def _available(jobs: list[Job], named: bool) -> tuple[list[Job], list[Mapping[st
 def _compared(jobs: Sequence[Job], request: VerifyRequest) -> tuple[tuple[Report, ...], float | None, bool]:
     """Predict, observe and reconcile; the last value says whether a worker raised, which is a bug of this package.
 
+    A case that the reference network does not execute is predicted, and its report says so.
+
     Raises:
-        RejectedError: the reference network does not express a case.
+        RejectedError: a case and its target do not fit together.
     """
     compiled = [job for job in jobs if job.target != NO_TARGET]
     seen: dict[int, Observed] = {}
@@ -269,14 +271,23 @@ def _compared(jobs: Sequence[Job], request: VerifyRequest) -> tuple[tuple[Report
             results = observe_many([wishes[index] for index in order], pool=pool)
             seen = {id(compiled[index]): result for index, result in zip(order, results, strict=True)}
             calibration = _calibrate(pool)
-    kinds = {index: (item.data.get("failure") or {}).get("kind") for index, item in seen.items()}
-    for index, kind in kinds.items():
-        if kind == "rejected":
-            raise RejectedError(Problem(**problem) for problem in seen[index].data["failure"]["problems"])
+    failed = {index: item.data.get("failure") or {} for index, item in seen.items()}
+    refused = {
+        index: tuple(Problem(**problem) for problem in failure["problems"])
+        for index, failure in failed.items()
+        if failure.get("kind") == "rejected"
+    }
+    for index, problems in refused.items():
+        if not failed[index]["details"].get("not_executed"):
+            raise RejectedError(problems)
+    kinds = {index: failure.get("kind") for index, failure in failed.items()}
     reports = []
     for job in jobs:
         prediction = predict(job.case)
-        report = reconcile(prediction, seen.get(id(job)))
+        if id(job) in refused:
+            report = not_executed(prediction, job.target, refused[id(job)])
+        else:
+            report = reconcile(prediction, seen.get(id(job)))
         reports.append(Report(report.case, report.target, report.environment, report.rows, report.findings, job.name))
     return tuple(reports), calibration, any(kind in ("raised", "not_started") for kind in kinds.values())
 

@@ -116,9 +116,25 @@ def flops_by_scope(case: Case, *phases: str) -> dict[str, int]:
     return found
 
 
+# What acts over an axis alone, and goes with it.
+_OVER = {
+    "fsdp_group": "fsdp", "reshard": "fsdp", "prefetch": "fsdp", "sequence_parallel": "tensor",
+    "context_method": "context", "pipeline_schedule": "pipeline", "pipeline_layers": "pipeline",
+    "pipeline_virtual": "pipeline", "embedding_stage": "pipeline", "head_stage": "pipeline",
+}  # fmt: skip
+
+
 def variant(case: Case, architecture: Architecture | None = None, **options: Any) -> Case:
-    """Return the case with another architecture or other options; an option of None falls back to its default."""
+    """Return the case with another architecture or other options; an option of None falls back to its default.
+
+    What acts over a mesh axis goes with the axis, and the names that a recomputation policy keeps with the policy.
+    """
     merged = {**written_options(case), **options}
+    if "mesh" in options:
+        gone = [name for name, axis in _OVER.items() if (options["mesh"] or {}).get(axis, 1) == 1]
+        merged = {name: value for name, value in merged.items() if name not in gone or name in options}
+    if "remat" in options and "remat_names" not in options:
+        merged.pop("remat_names", None)
     return build_case(
         architecture or case.architecture, {name: value for name, value in merged.items() if value is not None}
     )

@@ -16,13 +16,17 @@ from jaxcost.contracts.liveness import Liveness
 from jaxcost.prediction import (
     activations,
     flops,
+    groups,
     kv_cache,
     liveness,
     ownership,
     parameters,
     predict,
+    sequence_shards,
     sharding,
+    stages,
     state,
+    tensor_parallel,
     traffic,
 )
 from jaxcost.prediction import program as build
@@ -120,6 +124,32 @@ def steps(remat: str) -> Any:
 def zero(stage: int) -> Any:
     built = running(precision="a16_six_object", batch=8, mesh={"data": 8}, zero=stage)
     return ownership.ownership(built).totals["persistent_bytes"]
+
+
+def zero3_group(kind: str, name: str) -> Any:
+    """A group of FSDP over eight ranks that each hold an even part of every array, in bf16."""
+    built = running(precision="a16_six_object", batch=8, mesh={"data": 8}, zero=3, fsdp_group=kind)
+    (rank,) = stages.ranks(built)
+    return next(group for group in groups.fsdp_groups(built, rank) if group.name == name)
+
+
+GROUPS = {
+    "root_only": ("root", "root"),
+    "root_remainder": ("block", "remainder"),
+    "embedding_or_head": ("matrix", "head/weight"),
+    "block": ("block", "group0"),
+}
+
+
+def product(name: str) -> Any:
+    built = running(precision="bf16", mesh={"tensor": 8})
+    return next(item for item in tensor_parallel.locals_of(built) if item.scope == f"group0/attn/{name}")
+
+
+def context_kv() -> Any:
+    built = running(precision="bf16", mesh={"context": 2})
+    (found,) = sequence_shards.keys_values(built)
+    return found.local_bytes + found.remote_bytes
 
 
 def attention_traffic(built: Any, per: int = 1) -> Any:
@@ -242,6 +272,13 @@ CHECKS: dict[str, Callable[[], Any]] = {
     "ownership.running.zero1": lambda: zero(1),
     "ownership.running.zero2": lambda: zero(2),
     "ownership.running.zero3": lambda: zero(3),
+    "tp.q_proj.column_shard": lambda: product("q_proj").weight_shard_bytes,
+    "tp.q_proj.row_partial": lambda: product("o_proj").output_bytes,
+    "sp.residual.rank": lambda: sequence_shards.stream_bytes(
+        running(precision="bf16", mesh={"tensor": 8}, sequence_parallel=True)
+    )[1],
+    "cp.kv.full_layer": context_kv,
+    "pp.boundary": lambda: stages.boundary_bytes(running(precision="bf16", mesh={"pipeline": 4})),
     "traffic.attention.materialised.layer": lambda: attention_traffic(running("prefill"), 32),
     "traffic.attention.materialised.stack": lambda: attention_traffic(running("prefill")),
     "traffic.attention.materialised.mha": lambda: attention_traffic(running("prefill", sizes={"k": 32}), 32),
@@ -273,6 +310,11 @@ for _name in (
     "a16_six_object",
 ):
     CHECKS[f"state.running.{_name}"] = lambda name=_name: policy(name)  # type: ignore[misc]
+for _name, (_kind, _group) in GROUPS.items():
+    CHECKS[f"fsdp.group.{_name}"] = lambda kind=_kind, name=_group: zero3_group(kind, name).full_bytes  # type: ignore[misc]
+    CHECKS[f"fsdp.missing_peer.{_name}"] = (
+        lambda kind=_kind, name=_group: zero3_group(kind, name).missing_bytes  # type: ignore[misc]
+    )
 for _name in ("M4096", "M32", "M1"):
     CHECKS[f"traffic.gemm.{_name}"] = lambda name=_name: q_proj(q_proj_rows()[name]).bytes  # type: ignore[misc]
 
@@ -323,6 +365,12 @@ def longer(function: Callable[..., Any]) -> Callable[..., Any]:
         (traffic, "_bytes", plus_one, "traffic.attention.toy"),
         (traffic, "_stage_rows", longer, "traffic.attention.toy"),
         (sharding, "ceil_div", plus_one, "ownership.running.zero1"),
+        (groups, "payload_bytes", plus_one, "fsdp.group.block"),
+        (groups, "ceil_div", plus_one, "fsdp.missing_peer.block"),
+        (tensor_parallel, "ceil_div", plus_one, "tp.q_proj.column_shard"),
+        (tensor_parallel, "payload_bytes", plus_one, "tp.q_proj.row_partial"),
+        (sequence_shards, "payload_bytes", plus_one, "cp.kv.full_layer"),
+        (stages, "payload_bytes", plus_one, "pp.boundary"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
