@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxcost.observation.hlo import memory as hlo_memory
+from jaxcost.observation.hlo.heap import fullest, replay
 from jaxcost.observation.hlo.module import Instruction, Module, read_module
 from jaxcost.observation.hlo.origins import Places
 from jaxcost.observation.hlo.schema import parse
@@ -59,16 +60,20 @@ def stretches(data: bytes) -> tuple[list[Stretch], list[tuple[int, str, str]]]:
     by_name = {at.name: at for at in module.walk()}
     tops = _outermost(module)
     best: list[Stretch] = []
-    trace = max(assignment.heap_simulator_traces, key=lambda t: hlo_memory._replay(t, sizes).bytes, default=None)
+    trace = max(assignment.heap_simulator_traces, key=lambda t: fullest(t, sizes).bytes, default=None)
     if trace is not None:
         marks: list[tuple[str, int, int]] = []  # stretch, bytes, event
-        for number, (event, used, _) in enumerate(hlo_memory._steps(trace, sizes)):
-            at = by_name.get(event.instruction_name)
-            computation = at.computation.name if at is not None else event.computation_name
+        for event in replay(trace, sizes):
+            number, used = event.number, event.used
+            at = by_name.get(event.instruction)
+            computation = at.computation.name if at is not None else event.computation
             top = tops.get(computation)
             name = top.name if top is not None else "entry"
             if at is not None and at.opcode == "while" and at.computation is module.entry:
-                name = at.name
+                name, top = at.name, at
+            if top is not None:
+                backward = "transpose(jvp(group" in top.op_name
+                name += " backward" if backward else " forward" if "jvp(group" in top.op_name else ""
             if event.kind == 1 and (not marks or marks[-1][0] != name):
                 continue
             if not marks or marks[-1][0] != name:
@@ -76,19 +81,21 @@ def stretches(data: bytes) -> tuple[list[Stretch], list[tuple[int, str, str]]]:
             elif used > marks[-1][1]:
                 marks[-1] = (name, used, number)
         wanted = {number: (name, used) for name, used, number in marks}
-        for number, (event, used, live) in enumerate(hlo_memory._steps(trace, sizes)):
+        for event in replay(trace, sizes):
+            number, used = event.number, event.used
             if number in wanted:
                 rows = []
-                for identity in live:
+                for identity in event.live:
                     if sizes[identity]:
                         at, shape = reader.defined_by(reader.buffers[identity])
                         if at is None:
                             rows.append((sizes[identity], "", "", ""))
                         else:
                             _, op_name = places.named(at)
-                            rows.append((sizes[identity], str(shape), f"{at.opcode} {at.name}", op_name))
+                            inner = "" if at.computation is module.entry else "~"
+                            rows.append((sizes[identity], str(shape), f"{inner}{at.opcode} {at.name}", op_name))
                 rows.sort(key=lambda row: (-row[0], row[2]))
-                best.append(Stretch(wanted[number][0], used, event.instruction_name, rows))
+                best.append(Stretch(wanted[number][0], used, event.instruction, rows))
     resident = [(b.bytes, b.kind, f"{b.shape} {b.op_name}") for b in reader.resident()]
     return best, sorted(resident, key=lambda row: -row[0])
 

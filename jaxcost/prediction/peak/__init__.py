@@ -22,7 +22,7 @@ __all__ = [
 
 # Which module knows the moments of a family and phase. Each has `moments(program, policy)`, which returns the moments
 # (with `assumptions(program, policy)` beside them) or `Unpredicted` where the case lies outside of its domain.
-MODULES: dict[tuple[str, str], str] = {}
+MODULES: dict[tuple[str, str], str] = {("cuda", "training"): "training"}
 
 
 def predict_peak(program: Program, family: str) -> PeakPrediction | Unpredicted:

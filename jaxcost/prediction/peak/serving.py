@@ -101,6 +101,11 @@ class _Layer:
     biased: bool
     merged: bool  # q, k and v come out of one product
 
+    @property
+    def products(self) -> int:
+        """What is kept of q, k and v until K and V are stored: the merged product, or k and v."""
+        return self.queries + 2 * self.keys if self.merged else 2 * self.keys
+
 
 def layers_of(program: Program) -> tuple[_Layer, ...]:
     """Return the sizes of one layer of each group."""
@@ -197,10 +202,20 @@ class _Copies:
             return True
         return batch > 1 and 2 * half >= _used(self.program, head_of(self.program))
 
-    def less(self, span: Span, unit: int) -> Span:
-        """Return a number of buffers of `unit` bytes each, less those that find room."""
-        free = sum(unit <= room for room in self.rooms)
-        return Span(*(max(0, count - free) for count in span))
+    def guests(self, layer: _Layer) -> frozenset[str]:
+        """Return which of a prefill layer's buffers lie in a free result: the largest first, beside it those that it
+        does not meet. `stream` meets all others, `pairs` meet neither `inner` nor `weight`.
+        """
+        sizes = {"pairs": layer.pairs, "inner": layer.inner, "weight": layer.mlp, "stream": layer.stream}
+        found: set[str] = set()
+        for room in self.rooms:
+            here: set[str] = set()
+            for name in sorted(sizes, key=lambda item: -sizes[item]):
+                fits = 0 < sizes[name] <= room and name not in found
+                if fits and (not here or (name != "stream" and "stream" not in here and "pairs" in here | {name})):
+                    here.add(name)
+            found |= here
+        return frozenset(found)
 
     def _weights(self, rooms: list[int], scanned: bool) -> None:
         """Enter the shards that lie along a weight's last axis, transposed for the gather; the largest that fit go
@@ -260,48 +275,56 @@ def _prefill(program: Program, policy: Policy) -> tuple[Moment, ...]:
         always += list(_unrolled(program, policy, layers))
     found = []
     for layer in layers:
-        scope = f"group{layer.group}"
-        products = list(_products(layer, written))
+        scope, guests = f"group{layer.group}", copies.guests(layer)
         if work.attention == "materialised":
-            rule = policy.rule("prefill-scores")
-            pairs = copies.less(Span.of(rule, 1), layer.pairs)
-            turned = policy.rule("prefill-turned-keys")
+            rule, turned = policy.rule("prefill-scores"), policy.rule("prefill-turned-keys")
+            pairs = _times(_without(Span.of(rule, 1), "pairs" in guests), layer.pairs)
             held = [
-                _streams(policy, layer, "unrolled-streams-at-scores" if written else "prefill-streams-at-scores"),
+                _streams(policy, layer, _at_scores(layer, written), guests),
                 Held("workspace", "keys after rotation", f"{scope}/attn", Span.of(turned, layer.keys), turned.id),
-                *products,
-                Held("attention", "scores and probabilities", f"{scope}/attn", _times(pairs, layer.pairs), rule.id),
+                Held("attention", "scores and probabilities", f"{scope}/attn", pairs, rule.id),
                 *_fetched(program, policy, layer, "prefill-fetched-at-scores"),
             ]
+            if not written:
+                held.append(Held("workspace", "q, k and v", f"{scope}/attn", Span.exact(layer.products)))
             if run.degree("fsdp") > 1:
                 held.append(Held("gathered_weight", "o_proj, gathered", scope, Span.exact(layer.output)))
             found.append(Moment(f"{scope}/attn/softmax", "forward", (*always, *held)))
         beside = "prefill-stream-beside-mlp" if run.degree("tensor") > 1 else "prefill-stream-in-place"
-        stream = _streams(policy, layer, "unrolled-streams-at-mlp" if written else beside)
+        stream = _streams(policy, layer, "unrolled-streams-at-mlp" if written else beside, guests)
         kept = policy.rule("prefill-values-kept")
-        amount = 0 if layer.biased else layer.queries + 2 * layer.keys if layer.merged else 2 * layer.keys
-        values = Held("workspace", "q, k and v", f"{scope}/attn", Span.of(kept, amount), kept.id)
+        values = Held(
+            "workspace", "q, k and v", f"{scope}/attn", Span.of(kept, 0 if layer.biased else layer.products), kept.id
+        )
         for name, count, rule_id in (
             ("gate", 1, "prefill-weights-at-gate"), ("up", layer.inner_count, "prefill-weights-at-up"),
         ):  # fmt: skip
-            width = _times(copies.less(Span.exact(count), layer.inner), layer.inner)
+            width = _times(_without(Span.exact(count), "inner" in guests), layer.inner)
             inner = Held("workspace", "MLP width", f"{scope}/mlp", width)
-            fetched = _fetched(program, policy, layer, rule_id)
+            fetched = _fetched(program, policy, layer, rule_id, int("weight" in guests))
             own = () if written else (values,)
             found.append(Moment(f"{scope}/mlp/{name}", "forward", (*always, stream, *own, inner, *fetched)))
-    found.append(_head(program, policy, [*common, *copies.head]))
+    streams = [_streams(policy, layers[-1], "prefill-streams-at-head", frozenset())]
+    found.append(_head(program, policy, [*common, *copies.head, *streams]))
     return tuple(found)
 
 
-def _streams(policy: Policy, layer: _Layer, rule_id: str) -> Held:
+def _at_scores(layer: _Layer, written: bool) -> str:
+    """Name the rule for the streams held beside the scores: the norm too where v is not yet computed from it."""
+    if written:
+        return "unrolled-streams-at-scores"
+    return "prefill-streams-at-scores" if layer.merged else "prefill-streams-at-scores-unmerged"
+
+
+def _without(span: Span, one: bool) -> Span:
+    """Return a number of buffers, less the one that lies in a result's memory."""
+    return Span(*(max(0, count - one) for count in span))
+
+
+def _streams(policy: Policy, layer: _Layer, rule_id: str, guests: frozenset[str]) -> Held:
     rule = policy.rule(rule_id)
-    return Held("workspace", "streams", f"group{layer.group}", Span.of(rule, layer.stream), rule.id)
-
-
-def _products(layer: _Layer, unrolled: bool) -> Iterable[Held]:
-    """q, k and v as their products leave them; unrolled ones are counted for all layers elsewhere."""
-    if not unrolled:
-        yield Held("workspace", "q, k and v", f"group{layer.group}/attn", Span.exact(layer.queries + 2 * layer.keys))
+    count = _without(Span.of(rule, 1), "stream" in guests)
+    return Held("workspace", "streams", f"group{layer.group}", _times(count, layer.stream), rule.id)
 
 
 def _unrolled(program: Program, policy: Policy, layers: tuple[_Layer, ...]) -> Iterable[Held]:
@@ -315,14 +338,14 @@ def _unrolled(program: Program, policy: Policy, layers: tuple[_Layer, ...]) -> I
             yield Held(
                 "attention", "results of all layers", scope, Span.of(rule, layer.queries * layer.layers), rule.id
             )
-        if not layer.biased:
-            rule = policy.rule("unrolled-products-kept")
-            amount = (layer.queries + 2 * layer.keys) if layer.merged else 2 * layer.keys
-            yield Held("workspace", "q, k and v of all layers", scope, Span.of(rule, amount * layer.layers), rule.id)
+        stored = layer.biased and program.case.workload.attention == "blockwise"
+        rule = policy.rule("unrolled-products-stored" if stored else "unrolled-products-kept")
+        span = Span.of(rule, layer.products * layer.layers)
+        yield Held("workspace", "q, k and v of all layers", scope, span, rule.id)
 
 
 def _fetched(
-    program: Program, policy: Policy, layer: _Layer, rule_id: str, copies: _Copies | None = None
+    program: Program, policy: Policy, layer: _Layer, rule_id: str, guests: int = 0
 ) -> Iterable[Held]:
     """Weights of one layer cut out of their stack, and under fsdp gathered."""
     run, scope = program.case.execution, f"group{layer.group}/mlp"
@@ -330,10 +353,7 @@ def _fetched(
     if run.layers == "unrolled" and not sharded:
         return
     rule = policy.rule(rule_id + ("-fsdp" if sharded else ""))
-    span = Span.of(rule, 1)
-    if copies is not None:
-        span = copies.less(span, layer.mlp)
-    size = _times(span, layer.mlp)
+    size = _times(Span(*(max(0, count - guests) for count in Span.of(rule, 1))), layer.mlp)
     if sharded:
         yield Held("gathered_weight", "weights, gathered", scope, size, rule.id)
         shards = policy.rule("fetched-shards")
@@ -387,7 +407,8 @@ def _decode(program: Program, policy: Policy) -> tuple[Moment, ...]:
             held.append(Held("gathered_weight", "all weights, gathered", "", Span.of(rule, every + head), rule.id))
         elif run.layers == "scan":
             alone = "-alone" if run.device_count == 1 else ""
-            held += _fetched(program, policy, layer, f"decode-weights{alone}", copies)
+            free = sum(layer.mlp <= room for room in copies.rooms)
+            held += _fetched(program, policy, layer, f"decode-weights{alone}", free)
         relaid = list(_single_row_weights(program, policy, layer))
         single += relaid
         found.append(Moment(f"{scope}/mlp", "forward", (*held, *relaid)))
