@@ -77,8 +77,18 @@ _CASE: tuple[tuple[str, str, Any, str, str], ...] = (
 
 def case_options(command: F) -> F:
     """Add the options of a case, --case among them."""
+    return _case_options(command, repeated=False)
+
+
+def repeated_case_options(command: F) -> F:
+    """Add the options of a case, those with a value repeatable: each then holds a tuple of the values given."""
+    return _case_options(command, repeated=True)
+
+
+def _case_options(command: F, repeated: bool) -> F:
+    many: dict[str, Any] = {"multiple": True} if repeated else {"default": None}
     decorators = [
-        click.option(flag, f"case_{name}", type=kind, metavar=metavar, default=None, help=text)
+        click.option(flag, f"case_{name}", type=kind, metavar=metavar, help=text, **many)
         for flag, name, kind, metavar, text in _CASE
     ]
     decorators += [
@@ -86,11 +96,11 @@ def case_options(command: F) -> F:
                      help="Split the rows between tensor-parallel regions over tensor."),
         click.option("--reshard/--no-reshard", "case_reshard", default=None,
                      help="Gather weights again for the backward pass.  [default: --reshard]"),
-        click.option("--remat-names", "case_remat_names", metavar="NAME,...", default=None,
+        click.option("--remat-names", "case_remat_names", metavar="NAME,...", **many,
                      help="What the policies that go by name keep."),
-        click.option("--offload", "case_offload", metavar="ROLE,...", default=None,
+        click.option("--offload", "case_offload", metavar="ROLE,...", **many,
                      help=f"State that rests in host memory: {', '.join(OFFLOADABLE)}."),
-        click.option("--pipeline-layers", "case_pipeline_layers", metavar="N,...", default=None,
+        click.option("--pipeline-layers", "case_pipeline_layers", metavar="N,...", **many,
                      help="Layers of each stage.  [default: even]"),
         click.option("--dropout", "case_dropout", is_flag=True, default=None, help="Apply the model's dropout rates."),
         click.option("--freeze", "case_frozen", multiple=True, metavar="SCOPE",

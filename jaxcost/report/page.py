@@ -13,8 +13,9 @@ from jaxcost.report import gather
 from jaxcost.report.numbers import about, exact, flat, signed, unit_of
 from jaxcost.report.values import case_values, unknown_reasons
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bar: #4a7ebb; --good: #2a7d46; --warn: #a06a00; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --bar: #7aa7e0; --good: #6fcf8e; --warn: #e2a93b; --bad: #ff8a80; } }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; margin: .5rem 0 1rem; }
@@ -232,7 +233,7 @@ def _page(title: str, data: Mapping[str, Any], parts: Iterable[str]) -> str:
     body = "\n".join(part for part in parts if part)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n'
         f"<body><h1>{escape(title)}</h1>\n{body}\n"
         f'<p class="dim">{escape(str(data["schema"]))}, jaxcost {escape(str(data["jaxcost"]))}</p></body></html>\n'
     )

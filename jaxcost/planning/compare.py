@@ -1,0 +1,305 @@
+"""`compare`: sharding specs side by side, each predicted and compiled, and what changed between them.
+
+A column is one spec (a mesh, and options that differ from the base case) on one target. Its two witnesses stay apart:
+what the ledgers say of the case, and what the target's compiler made of it; the error is between them and changes
+neither. Whether a column fits is asked of both: required bytes of the compiled program, live peak of the prediction,
+against the device's memory times a stated fraction.
+
+    manifest = load("llama-3.1-8b")
+    base = {"phase": "training", "batch": 16, "seq": 4096, "remat": "block"}
+    found = compare(manifest, base, [Spec({"data": 8}), Spec({"fsdp": 8})], ["h100:8"])
+    found.columns[1].fits(Fraction(3, 4)), found.differences, found.advice
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from jaxcost.catalog import Manifest
+from jaxcost.contracts.case import Case, build_case
+from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
+from jaxcost.observation.kernels import require_kernel
+from jaxcost.observation.observe import Wish, observe_many, target_for
+from jaxcost.observation.observed import Observed
+from jaxcost.observation.pool import DEFAULT_MEMORY_BYTES, DEFAULT_TIMEOUT_SECONDS, Pool, Progress
+from jaxcost.observation.targets import Target, parse_target, require
+from jaxcost.planning.advice import advice
+from jaxcost.planning.column import Column, make_column
+from jaxcost.planning.difference import Difference, differences
+from jaxcost.prediction.ledgers import predict
+
+FRACTIONS = ("0.75", "0.95")
+GPUS_PER_NODE = 8
+NO_MESH = ("", "none")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One way to run the step: a mesh (axis to size, in order; empty for one device) and options of a case that differ
+    from the base.
+    """
+
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """`fsdp=4,tensor=2` and, behind it, the options it sets."""
+        mesh = ",".join(f"{axis}={size}" for axis, size in self.mesh.items()) or "one device"
+        return " ".join([mesh, *(f"{name.replace('_', '-')}={_shown(value)}" for name, value in self.options.items())])
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A column before it is compiled."""
+
+    spec: Spec
+    case: Case
+    target: Target
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All columns, in the order of specs and, for each, of targets."""
+
+    columns: tuple[Column, ...]
+    fractions: tuple[str, ...]
+    differences: tuple[Difference, ...] = ()
+    advice: tuple[Mapping[str, Any], ...] = ()
+    faulty: bool = field(default=False, repr=False)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a column is refused, came to nothing, does not fit at the largest fraction, or has a compared row
+        that is open; 4 for a bug; else 0. What is not measured does not change it.
+        """
+        if self.faulty:
+            return 4
+        largest = max(self.fractions, key=Fraction)
+        return int(any(column.infeasible(largest) or column.open_rows for column in self.columns))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the body of the document `jaxcost.compare.v1`."""
+        first = self.columns[0].case
+        return {
+            "case": {"digest": first.digest, **first.to_data()},
+            "fractions": list(self.fractions),
+            "columns": [column.to_dict() for column in self.columns],
+            "differences": [item.to_dict() for item in self.differences],
+            "advice": [dict(item) for item in self.advice],
+            "exit_code": self.exit_code,
+        }
+
+
+def compare(
+    manifest: Manifest,
+    options: Mapping[str, Any],
+    specs: Sequence[Spec],
+    targets: Sequence[str] = (),
+    fractions: Sequence[str | float] = FRACTIONS,
+    *,
+    compiling: bool = True,
+    base: str | None = None,
+    workers: int = 2,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Comparison:
+    """Predict and compile a step under several specs on several targets.
+
+    Args:
+        manifest, options: the model and the options of the base case, named as in `build_case`, without `mesh`.
+        specs: at least one.
+        targets: target texts; one without a shape (`h100`) takes as many devices as each mesh. None: the CPU.
+        fractions: shares of the device's memory that a program may fill.
+        compiling: False gives the predictions alone.
+        base: name of the column that the others are compared with; None: the first one on the same target.
+        workers, timeout_seconds, memory_bytes: of the compiles.
+        progress: takes one line per finished compile.
+
+    Raises:
+        RejectedError: with the problems of all specs together.
+        UnavailableError: a target's compiler is not installed.
+
+    A compile that dies (time, memory) is a column with its reason.
+    """
+    labels = fraction_labels(fractions)
+    planned = plan(manifest, options, specs, targets)
+    seen: Sequence[Observed | None] = [None] * len(planned)
+    if compiling:
+        for item in planned:
+            require(item.target)
+            require_kernel(item.case, item.target)
+        seen = _observe(planned, workers, timeout_seconds, memory_bytes, progress)
+    return put_together(planned, seen, labels, base)
+
+
+def plan(
+    manifest: Manifest, options: Mapping[str, Any], specs: Sequence[Spec], targets: Sequence[str] = ()
+) -> list[Planned]:
+    """Return the columns that specs and targets make, each checked.
+
+    Raises:
+        RejectedError: with the problems of all of them together; equal columns are a problem.
+    """
+    if not specs:
+        raise reject("--mesh", None, "there is nothing to compare", "give --mesh at least once")
+    problems: list[Problem] = []
+    planned: list[Planned] = []
+    liveness = manifest.liveness.to_data() if manifest.liveness else None
+    for spec in specs:
+        try:
+            mesh = [{"name": name, "size": size} for name, size in spec.mesh.items()]
+            case = build_case(manifest.architecture, {**options, **spec.options, "mesh": mesh}, liveness)
+            for text in targets or ("cpu",):
+                planned.append(Planned(spec, case, _target(case, text)))
+        except RejectedError as error:
+            problems += [
+                Problem(f"{spec.name}: {item.path}", item.value, item.rule, item.remedy) for item in error.problems
+            ]
+    seen: dict[tuple[str, str], str] = {}
+    for item in planned:
+        key = (item.case.digest, item.target.text)
+        if key in seen:
+            rule = f"the same case on the same target as {seen[key]}"
+            problems.append(Problem(item.spec.name, item.target.text, rule, "leave one of the two out"))
+        seen.setdefault(key, item.spec.name)
+    if problems:
+        raise RejectedError(problems)
+    return planned
+
+
+def put_together(
+    planned: Sequence[Planned],
+    seen: Sequence[Observed | None],
+    fractions: tuple[str, ...],
+    base: str | None = None,
+) -> Comparison:
+    """Return the comparison of columns whose compiles are done; None stands for one that was not compiled.
+
+    Raises:
+        RejectedError: `base` is no column.
+    """
+    columns = tuple(
+        make_column(
+            item.spec.name, dict(item.spec.options), item.case, item.target, predict(item.case), found, fractions
+        )
+        for item, found in zip(planned, seen, strict=True)
+    )
+    names = list(dict.fromkeys(column.name for column in columns))
+    if base is not None and base not in names:
+        raise reject("--base", base, "no column has this name", f"the columns are {'; '.join(names)}")
+    failures = {(item.data.get("failure") or {}).get("kind") for item in seen if item is not None}
+    return Comparison(
+        columns,
+        fractions,
+        tuple(differences(columns, base)),
+        tuple(advice(columns, fractions)),
+        faulty=bool(failures & {"raised", "not_started"}),
+    )
+
+
+def fraction_labels(fractions: Sequence[str | float]) -> tuple[str, ...]:
+    """Return the fractions as the texts that name them, in order, each once.
+
+    Raises:
+        RejectedError: one is not a number above 0 and at most 1.
+    """
+    labels: dict[str, None] = {}
+    for value in fractions or FRACTIONS:
+        text = str(value).strip()
+        try:
+            number = Fraction(text)
+        except (ValueError, ZeroDivisionError):
+            number = Fraction(0)
+        if not 0 < number <= 1 or len(text) > 20:
+            raise reject("--fraction", text, "must be a number above 0 and at most 1", "write for example 0.9")
+        labels[text] = None
+    return tuple(labels)
+
+
+def fill_target(text: str, devices: int) -> str:
+    """Return a target with a shape for `devices`: its own, else one chosen.
+
+    NVIDIA: nodes of 8 devices. TPU: the torus whose sides are nearest to each other.
+
+    Raises:
+        RejectedError: the text is no target, or the chip makes no shape of that many devices.
+    """
+    if ":" in text or not text:
+        return text
+    smallest = parse_target(text)
+    chip = smallest.chip
+    if smallest.family != "tpu":
+        if smallest.family == "cpu" or devices <= GPUS_PER_NODE:
+            return f"{chip}:{devices}"
+        if devices % GPUS_PER_NODE:
+            rule = f"{devices} devices are no whole number of nodes of {GPUS_PER_NODE}"
+            raise reject("--target", text, rule, f"write {chip}:{devices}, or NODESxDEVICES")
+        return f"{chip}:{devices // GPUS_PER_NODE}x{GPUS_PER_NODE}"
+    chips, left = divmod(devices, smallest.device_count)
+    if left:
+        rule = f"{devices} devices are no whole number of chips of {smallest.device_count} devices"
+        raise reject("--target", text, rule, "choose another mesh or target")
+    shape = min(_tori(chips, len(smallest.chip_shape)), key=lambda sides: sides[-1] - sides[0])
+    return f"{chip}:{'x'.join(map(str, shape))}"
+
+
+def _tori(chips: int, dimensions: int, least: int = 1) -> list[tuple[int, ...]]:
+    """Return the ways to write `chips` as a product of sides in rising order."""
+    if dimensions == 1:
+        return [(chips,)] if chips >= least else []
+    sides = [side for side in range(least, math.isqrt(chips) + 1) if side**dimensions <= chips and chips % side == 0]
+    return [(side, *rest) for side in sides for rest in _tori(chips // side, dimensions - 1, side)]
+
+
+def _target(case: Case, text: str) -> Target:
+    return target_for(case, fill_target(text, case.execution.device_count))
+
+
+def _observe(
+    planned: Sequence[Planned],
+    workers: int,
+    timeout_seconds: float,
+    memory_bytes: int,
+    progress: Callable[[str], None],
+) -> list[Observed]:
+    """Compile all columns; those that take longest start first, so that the workers end together."""
+    order = sorted(range(len(planned)), key=lambda index: -_weight(planned[index]))
+    done = 0
+
+    def report(event: Progress) -> None:
+        nonlocal done
+        if event.result is not None:
+            done += 1
+            item = planned[order[event.index]]
+            progress(f"[{done}/{len(planned)}] {item.spec.name} on {item.target.text}")
+
+    with Pool(
+        min(workers, len(planned)), timeout_seconds=timeout_seconds, memory_bytes=memory_bytes, on_progress=report
+    ) as pool:
+        found = observe_many([Wish(planned[i].case, planned[i].target.text) for i in order], pool=pool)
+    seen: dict[int, Observed] = dict(zip(order, found, strict=True))
+    for item in found:
+        failure = item.data.get("failure") or {}
+        if failure.get("kind") == "unavailable":
+            raise UnavailableError(failure["details"]["what"], item.reason, failure["details"]["remedy"])
+    return [seen[index] for index in range(len(planned))]
+
+
+def _weight(item: Planned) -> int:
+    """Return an order of compile times: TPU before CUDA before CPU, two compiles (the device exceeded) before one."""
+    family = {"tpu": 8, "cuda": 2}.get(item.target.family, 1)
+    memory = item.target.device_memory_bytes
+    arguments = predict(item.case).value("device.argument_bytes")
+    return family * (2 if memory is not None and arguments > memory else 1)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,384 @@
+"""A comparison as one HTML page: it asks the network for nothing, and says so in its content security policy.
+
+Written from the document that --json prints. Tables, bars and matrices are plain HTML and SVG; one script
+(`compare.js`) draws memory over the schedule and shows what is live under the cursor. Without it the page still has the
+buffers at each peak.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+from jaxcost.report.compare_bars import bars_svg
+from jaxcost.report.compared import (
+    all_notes,
+    collective_rows,
+    fit_text,
+    has_limit,
+    percent,
+    totals,
+    unit_for,
+    verdict,
+)
+from jaxcost.report.numbers import about, exact, signed
+from jaxcost.report.page import STYLE
+from jaxcost.report.values import case_values
+
+# class -> its colour, readable on light and dark ground and told apart by readers who do not see all colours alike
+CLASSES = {
+    "parameter": "#4269d0", "optimizer": "#97bbf5", "gradient": "#ff725c", "saved": "#3ca951",
+    "gathered_weight": "#6cc5b0", "attention": "#efb118", "logits": "#a463f2", "cache": "#9c6b4e",
+    "input_output": "#9498a0", "workspace": "#ff8ab7", "temporary": "#d08a3c", "output": "#b0b4bc",
+    "constant": "#7d828c",
+}  # fmt: skip
+_OTHER = "#888"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+BUFFERS_AT_PEAK = 16
+CHANGES_SHOWN = 12
+
+
+def compare_page(data: Mapping[str, Any]) -> str:
+    """Return the page of a `jaxcost.compare.v1` document."""
+    columns = data["columns"]
+    classes = _classes(columns)
+    parts = [
+        _head(data),
+        _summary(data),
+        _notes(data),
+        _bars(columns, classes),
+        _schedule(columns, classes),
+        _matrices(columns),
+        _differences(data["differences"]),
+        _peaks(columns),
+        _foot(columns),
+    ]
+    colours = "".join(
+        f".c-{name} {{ fill: {CLASSES.get(name, _OTHER)}; }} .s-{name} {{ background: {CLASSES.get(name, _OTHER)}; }}"
+        for name in classes
+    )
+    style = STYLE + _file("compare.css") + colours
+    title = f"{data['model']}: compare"
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n'
+        f"<body><h1>{escape(title)}</h1>\n{body}\n"
+        f'<p class="dim">{escape(str(data["schema"]))}, jaxcost {escape(str(data["jaxcost"]))}</p>'
+        f"{_script(columns, classes)}</body></html>\n"
+    )
+
+
+def _file(name: str) -> str:
+    return resources.files("jaxcost.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _label(column: Mapping[str, Any]) -> str:
+    return f"{column['name']} on {column['target']}"
+
+
+def _classes(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The classes that occur, in the order in which they are stacked."""
+    found: set[str] = set()
+    for column in columns:
+        compiled = column["compiled"] or {}
+        tables = [column["predicted"].get("by_class"), compiled.get("peak", {}).get("by_class")]
+        tables += [point["by_class"] for point in (compiled.get("timeline") or {}).get("points", ())]
+        found |= {name for table in tables if table for name, size in table.items() if size}
+    order = list(CLASSES)
+    return sorted(found, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def _head(data: Mapping[str, Any]) -> str:
+    varied = {name.replace("_", "-") for column in data["columns"] for name in column["options"]}
+    values = [pair for pair in case_values(data["case"]) if pair[0] not in {"mesh", *varied}]
+    shown = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in values)
+    toggle = '<label><input type="checkbox" id="exact"> exact bytes and FLOPs</label>'
+    return (
+        f'<p><b>{escape(verdict(data))}</b></p><p class="case">{shown}</p>'
+        f"<p>Every number is of one device, the worst one. {toggle}</p>"
+    )
+
+
+def _amount(value: int | None, unit: str, step: tuple[int, str] | None = None) -> str:
+    """A rounded size, and the exact one that the page's switch shows instead."""
+    if value is None:
+        return '<span class="unknown">unknown</span>'
+    text = f"{value / step[0]:,.2f} {step[1]}" if step else about(value, unit)
+    text = text or (f"{value:,} B" if unit == "bytes" else exact(value))
+    exactly = exact(value)
+    return f'<span class="rounded" title="{exactly} {unit}">{escape(text)}</span><span class="exactly">{exactly}</span>'
+
+
+def _summary(data: Mapping[str, Any]) -> str:
+    columns, fractions = data["columns"], data["fractions"]
+    every = [totals(column) for column in columns]
+    step = unit_for(size for found in every for name in ("argument_bytes", "peak_bytes") for size in found[name])
+    several, limited = len({column["target"] for column in columns}) > 1, has_limit(columns)
+    heads = [
+        "spec", *(["target"] if several else []), "arguments", "peak, predicted", "peak, compiled", "error", "required",
+        *(["headroom"] if limited else []), "FLOPs", "collectives",
+        *(f"fits {fraction}" for fraction in fractions if limited),
+    ]  # fmt: skip
+    rows = []
+    for column, found in zip(columns, every, strict=True):
+        pick = {name: pair[1] if pair[1] is not None else pair[0] for name, pair in found.items()}
+        peak = column["predicted"]["peak_bytes"]
+        between = ""
+        if peak["expected"] is not None:
+            lower, upper = (_amount(peak[side], "bytes", step) for side in ("lower", "upper"))
+            between = f'<br><small class="dim">{lower} to {upper}</small>'
+        fits = [fit_text(column, fraction) for fraction in fractions if limited]
+        numbers = (
+            _amount(pick["argument_bytes"], "bytes", step), _amount(found["peak_bytes"][0], "bytes", step) + between,
+            _amount(found["peak_bytes"][1], "bytes", step), escape(percent(column["error"]["peak_bytes"])),
+            _amount(found["required_bytes"][1], "bytes", step),
+            *([_amount(found["headroom_bytes"][1], "bytes", step)] if limited else []),
+            _amount(pick["flops"], "FLOPs"), _amount(pick["collective_bytes"], "bytes"),
+        )  # fmt: skip
+        rows.append(
+            f'<tr><th scope="row">{escape(column["name"])}</th>'
+            + (f"<td>{escape(column['target'])}</td>" if several else "")
+            + "".join(f'<td class="n">{text}</td>' for text in numbers)
+            + "".join(f'<td class="{text.split()[0]}">{escape(text)}</td>' for text in fits)
+            + "</tr>"
+        )
+    return f'<div class="wide">{_grid(heads, rows, range(1 + several, 8 + several + limited))}</div>'
+
+
+def _grid(heads: Iterable[str], rows: Iterable[str], numbers: Iterable[int] = (), caption: str = "") -> str:
+    right = set(numbers)
+    head = "".join(
+        f'<th scope="col"{" class=n" if index in right else ""}>{escape(name)}</th>' for index, name in enumerate(heads)
+    )
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _notes(data: Mapping[str, Any]) -> str:
+    parts = []
+    notes = [
+        f'<li>{escape(where)}: <span class="{"no" if bad else ""}">{escape(text)}</span></li>'
+        for text, bad, where in all_notes(data["columns"])
+    ]
+    reasons = dict.fromkeys(
+        f"{row['counter']}: {item['reason']} ({signed(item['amount'])} {row['unit']})"
+        for column in data["columns"]
+        for row in column["rows"]
+        for item in row["explanations"]
+    )
+    if data["advice"]:
+        items = "".join(
+            f'<li>{escape(item["text"])} <span class="dim">({escape(item["basis"])})</span></li>'
+            for item in data["advice"]
+        )
+        parts.append(f"<h2>what to change first</h2><ul>{items}</ul>")
+    if notes:
+        parts.append(f"<h2>what the compilers said</h2><ul>{''.join(notes)}</ul>")
+    if reasons:
+        items = "".join(f"<li>{escape(text)}</li>" for text in reasons)
+        parts.append(
+            f"<details><summary>differences of the two witnesses, explained</summary><ul>{items}</ul></details>"
+        )
+    return "".join(parts)
+
+
+def _bars(columns: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> str:
+    drawing = bars_svg(columns, classes)
+    if not drawing:
+        return ""
+    legend = "".join(f'<span><i class="s-{name}"></i>{escape(name.replace("_", " "))}</span>' for name in classes)
+    return f'<h2>at the peak, by class</h2><p class="legend">{legend}</p>{drawing}'
+
+
+def _schedule(columns: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> str:
+    """The frame that the script fills: a choice of column, the plot, the cursor, and what is live under it."""
+    shown = _with_timeline(columns)
+    if not shown:
+        return ""
+    choices = "".join(
+        f'<label><input type="radio" name="column" value="{index}"{" checked" if index == 0 else ""}> '
+        f"{escape(_label(column))}</label>"
+        for index, column in enumerate(shown)
+    )
+    heads = ("class", "bytes", "shape", "scope", "source line or instruction")
+    head = "".join(f'<th scope="col"{" class=n" if name == "bytes" else ""}>{name}</th>' for name in heads)
+    return (
+        "<h2>memory over the schedule</h2><noscript><p>This plot needs its script; the buffers at each peak are "
+        'listed below.</p></noscript><section id="schedule" hidden>'
+        f"<fieldset><legend class=dim>compiled program</legend>{choices}</fieldset>"
+        '<svg id="plot" role="img" viewBox="0 0 960 330"></svg>'
+        '<label class="dim" for="cursor">point of the schedule</label>'
+        '<input type="range" id="cursor" min="0" max="0" value="0">'
+        '<p id="live-head"></p><p id="live-classes"></p><button type="button" id="to-peak">to the peak</button>'
+        f'<div class="wide"><table><caption>largest live buffers</caption><thead><tr>{head}</tr></thead>'
+        '<tbody id="live"></tbody></table></div></section>'
+    )
+
+
+def _with_timeline(columns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [column for column in columns if ((column["compiled"] or {}).get("timeline") or {}).get("points")]
+
+
+def _script(columns: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> str:
+    shown = _with_timeline(columns)
+    if not shown:
+        return ""
+    data = {
+        "classes": list(classes),
+        "columns": [
+            {"label": _label(column), "limits": column["limits"], "timeline": _slim(column["compiled"]["timeline"])}
+            for column in shown
+        ],
+    }
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="schedule-data">{text}</script><script>{_file("compare.js")}</script>'
+
+
+def _slim(timeline: Mapping[str, Any]) -> dict[str, Any]:
+    """A timeline without what the page does not show."""
+    points = [
+        {name: point[name] for name in ("step", "instruction", "scope", "phase", "moment", "bytes", "live")}
+        | {"by_class": {name: size for name, size in point["by_class"].items() if size}}
+        for point in timeline["points"]
+    ]
+    names = ("bytes", "shape", "class", "scope", "phase", "source", "instruction")
+    buffers = {key: {name: row[name] for name in names} for key, row in timeline["buffers"].items()}
+    return {"steps": timeline["steps"], "peak_step": timeline["peak_step"], "points": points, "buffers": buffers}
+
+
+def _matrices(columns: Sequence[Mapping[str, Any]]) -> str:
+    """Kind by axis of each column: bytes of the compiled program, below them what was predicted where it differs."""
+    largest = max(
+        (row["bytes"] or 0 for column in columns for side in ("predicted", "compiled")
+         for row in ((column[side] or {}).get("collectives") or {}).get("rows", ())),
+        default=0,
+    )  # fmt: skip
+    if not largest:
+        return ""
+    parts = []
+    for column in columns:
+        sides: list[dict[tuple[str, str], int | None] | None] = []
+        for side in ("compiled", "predicted"):
+            found = (column[side] or {}).get("collectives")
+            sides.append(None if found is None else {(row["kind"], row["axis"]): row["bytes"] for row in found["rows"]})
+        keys = [(kind, axis) for kind, axis, _, _ in collective_rows(column)]
+        kinds, axes = sorted({kind for kind, _ in keys}), sorted({axis for _, axis in keys})
+        rows = []
+        for kind in kinds:
+            cells = "".join(_matrix_cell(sides, (kind, axis), largest) for axis in axes)
+            rows.append(f'<tr><th scope="row">{escape(kind)}</th>{cells}</tr>')
+        if not rows:
+            rows = ["<tr><td>no collective</td></tr>"]
+        table = _grid(["", *(f"over {axis}" for axis in axes)], rows, range(1, len(axes) + 1), _label(column))
+        parts.append(f'<div class="matrix">{table}</div>')
+    note = (
+        "payload of one device in one step, trips included: the whole array that moves; below it the prediction where "
+        "it differs"
+    )
+    return f'<h2>collectives</h2><p class="dim">{note}</p><div class="matrices wide">{"".join(parts)}</div>'
+
+
+def _matrix_cell(sides: Sequence[dict[tuple[str, str], int | None] | None], key: tuple[str, str], largest: int) -> str:
+    compiled, predicted = (None if side is None else side.get(key, 0) for side in sides)
+    shown, below = compiled, ""
+    if sides[0] is None:
+        shown, below = predicted, "<small>predicted</small>"
+    elif sides[1] is not None and predicted != compiled:
+        below = f"<small>predicted {_amount(predicted, 'bytes')}</small>"
+    if not shown and not below:
+        return '<td class="n dim">-</td>'
+    shade = 0.06 + 0.5 * (shown or 0) / largest
+    text = _amount(shown, "bytes") + below
+    return f'<td class="n" style="background: rgb(66 105 208 / {shade:.2f})">{text}</td>'
+
+
+def _differences(found: Sequence[Mapping[str, Any]]) -> str:
+    parts: list[str] = []
+    for item in found:
+        sums = ", ".join(
+            f"{name.removesuffix('_bytes').replace('_', ' ')} {_signed(value, 'FLOPs' if name == 'flops' else 'bytes')}"
+            for name, value in item["totals"].items()
+            if value is not None
+        )
+        note = f"<p>{escape(item['note'])}</p>" if item.get("note") else ""
+        where = (
+            item["target"] if item["target"] == item["from_target"] else f"{item['from_target']} to {item['target']}"
+        )
+        head = f"<b>{escape(item['from'])} &rarr; {escape(item['to'])}</b> on {escape(where)}, {item['basis']}"
+        unfolded = "" if parts else " open"
+        parts.append(f"<details{unfolded}><summary>{head}<br>{sums}</summary>{note}{_changes(item['rows'])}</details>")
+    return f"<h2>what changed</h2>{''.join(parts)}" if parts else ""
+
+
+def _changes(rows: Sequence[Mapping[str, Any]]) -> str:
+    cells = []
+    for what in ("buffers", "collectives", "flops"):
+        found = [row for row in rows if row["what"] == what]
+        for row in found[:CHANGES_SHOWN]:
+            unit = row["unit"]
+            cells.append(
+                f"<tr><td>{what}</td><td>{escape(row['scope'] or '-')}</td><td>{escape(row['detail'])}</td>"
+                + "".join(f'<td class="n">{_amount(row[name], unit)}</td>' for name in ("before", "after"))
+                + f'<td class="n">{_signed(row["change"], unit)}</td></tr>'
+            )
+        rest = found[CHANGES_SHOWN:]
+        if rest:
+            left = sum(row["change"] for row in rest)
+            cells.append(
+                f'<tr class="dim"><td>{what}</td><td colspan="4">{len(rest)} more, in the JSON</td>'
+                f'<td class="n">{_signed(left, rest[0]["unit"])}</td></tr>'
+            )
+    if not cells:
+        return "<p>nothing changed</p>"
+    heads = ("what", "scope", "class, collective or phase", "before", "after", "change")
+    return f'<div class="wide">{_grid(heads, cells, (3, 4, 5))}</div>'
+
+
+def _signed(value: int, unit: str) -> str:
+    if not value:
+        return "unchanged"
+    text = about(value, unit) or f"{exact(value)} {unit}"
+    exactly = signed(value)
+    return (
+        f'<span class="rounded" title="{exactly} {unit}">{"+" if value > 0 else ""}{escape(text)}</span>'
+        f'<span class="exactly">{exactly}</span>'
+    )
+
+
+def _peaks(columns: Sequence[Mapping[str, Any]]) -> str:
+    """The largest buffers at each peak, without a script."""
+    parts = []
+    for column in columns:
+        buffers = (column["compiled"] or {}).get("peak", {}).get("buffers") or ()
+        if not buffers:
+            continue
+        rows = [
+            f"<tr><td>{escape(str(row.get('class') or row['kind']).replace('_', ' '))}</td>"
+            f'<td class="n">{_amount(row["bytes"], "bytes")}</td><td>{escape(row["shape"])}</td>'
+            f"<td>{escape(', '.join(part for part in (row['scope'], row['phase']) if part) or row['op_name'])}</td>"
+            f'<td class="dim">{escape(row["source"] or row["instruction"])}</td></tr>'
+            for row in buffers[:BUFFERS_AT_PEAK]
+        ]
+        table = _grid(("class", "bytes", "shape", "scope or argument", "source line or instruction"), rows, (1,))
+        parts.append(f'<details><summary>{escape(_label(column))}</summary><div class="wide">{table}</div></details>')
+    return f"<h2>largest buffers at the peak</h2>{''.join(parts)}" if parts else ""
+
+
+def _foot(columns: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for column in columns:
+        environment = (column["compiled"] or {}).get("environment") or {}
+        versions = "  ".join(f"{name} {version}" for name, version in (environment.get("versions") or {}).items())
+        digest = str(environment.get("module_digest") or "")[:16]
+        policy = column["predicted"].get("policy") or "no policy for the peak"
+        lines.append(
+            f"<li>{escape(_label(column))}: case <code>{escape(column['case_digest'][:16])}</code>"
+            + (f", module <code>{escape(digest)}</code>" if digest else "")
+            + f", {escape(policy)}{', ' + escape(versions) if versions else ''}</li>"
+        )
+    return f"<details><summary>evidence: digests, policies, versions</summary><ul>{''.join(lines)}</ul></details>"
