@@ -1,21 +1,26 @@
 """The cases of the peak study, drawn by a seed.
 
-    python benchmarks/peak/draw.py development > benchmarks/peak/development.txt
-    python benchmarks/peak/draw.py matrix > benchmarks/peak/matrix.txt
+    python benchmarks/peak/draw.py > benchmarks/peak/matrix.txt
 
-Development cases are what the policies were read from. The matrix was drawn and committed before any of it was
-compiled, and shares no case with the development cases; what was committed when is in README.md.
+The matrix was drawn and committed before any of it was compiled. It shares no case with the lists of development cases,
+which the policies were read from; README.md says what was committed when.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+SEED = "jaxcost peak matrix 1"
+DEVELOPMENT = ("development-cuda",)
 TRAINED = ("qwen2.5-0.5b", "llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b")
-TENSOR = {"qwen2.5-0.5b": (1, 2), "llama-3.2-1b": (1, 2, 4, 8), "llama-3.1-8b": (1, 2, 4, 8), "llama-3.1-70b": (1, 2, 4, 8)}
+TENSOR = {
+    "qwen2.5-0.5b": (1, 2),
+    "llama-3.2-1b": (1, 2, 4, 8),
+    "llama-3.1-8b": (1, 2, 4, 8),
+    "llama-3.1-70b": (1, 2, 4, 8),
+}
 # Devices that a model is spread over: the larger, the more.
 DEVICES = {
     "qwen2.5-0.5b": (1, 2, 4, 8, 16),
@@ -68,7 +73,9 @@ def _command(model: str, options: dict[str, object], mesh: dict[str, int], targe
     return " ".join([*words, f"--target {target}"])
 
 
-def training(chance: random.Random, layers: str = "scan", remats: tuple[str, ...] = ("none", "attention", "block")) -> str:
+def training(
+    chance: random.Random, layers: str = "scan", remats: tuple[str, ...] = ("none", "attention", "block")
+) -> str:
     """Draw one training case for H100."""
     while True:
         model = chance.choice(TRAINED if layers == "scan" else TRAINED[:2])
@@ -115,6 +122,43 @@ def serving(chance: random.Random, phase: str) -> str:
         return _command(model, options, mesh, _target(devices))
 
 
+# Slices of each number of devices, and bytes of one device's memory.
+SLICES = {
+    "v5e": ({1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8"}, 16 * 2**30),
+    "v5p": ({4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 64: "4x4x4"}, 95 * 2**30),
+}
+
+
+def tpu(chance: random.Random, phase: str = "training") -> str:
+    """Draw one case for TPU; its arguments and activations leave room, since the compiler refuses what does not fit."""
+    from cases import parsed
+
+    from jaxcost.prediction.liveness import program_peak
+    from jaxcost.prediction.ownership import arguments
+    from jaxcost.prediction.program import program
+
+    while True:
+        kind = chance.choice(tuple(SLICES))
+        slices, memory = SLICES[kind]
+        devices = chance.choice(tuple(slices))
+        command = training(chance) if phase == "training" else serving(chance, phase)
+        model, _, rest = command.partition(" ")
+        mesh = _mesh(chance, model, devices)
+        if mesh is None or "--layers" in rest:
+            continue
+        words = rest.split(" --mesh ")[0].split(" --target ")[0].split(" ")
+        options: dict[str, object] = {n[2:]: v for n, v in zip(words[::2], words[1::2], strict=True)}
+        local = chance.choice((1, 2, 4))
+        options["batch"] = local * mesh.get("data", 1) * mesh.get("fsdp", 1)
+        if phase == "training":
+            options["seq"] = chance.choice((1024, 2048, 4096))
+        found = _command(model, options, mesh, f"tpu-{kind}:{slices[devices]}")
+        step = program(parsed(found)[0])
+        held = sum(item.per_device for item in arguments(step)) + program_peak(step).bytes
+        if held < 0.55 * memory:
+            return found
+
+
 def distinct(chance: random.Random, count: int, make: object, taken: set[str]) -> list[str]:
     """Return `count` commands that are not in `taken`, and add them to it."""
     found: list[str] = []
@@ -133,8 +177,20 @@ def listed(name: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+def matrix() -> list[str]:
+    """Draw the matrix: 88 cases for H100 and 27 for TPU, none of them a development case."""
+    chance, taken = random.Random(SEED), {line for name in DEVELOPMENT for line in listed(name)}
+    parts = (
+        (46, training),
+        (10, lambda c: training(c, "unrolled")),
+        (16, lambda c: serving(c, "prefill")),
+        (16, lambda c: serving(c, "decode")),
+        (19, tpu),
+        (4, lambda c: tpu(c, "prefill")),
+        (4, lambda c: tpu(c, "decode")),
+    )
+    return [command for count, make in parts for command in distinct(chance, count, make, taken)]
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("list", choices=["development", "matrix"])
-    wanted = parser.parse_args().list
-    print(wanted)
+    print("\n".join(matrix()))
