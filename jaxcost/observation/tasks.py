@@ -1,7 +1,8 @@
 """What a worker does for an observation: build the step, trace, lower, compile, read. Imports jax.
 
-At most two compiles: the program with XLA's own rematerialisation off; and, where it exceeds the device or was refused,
-once more with XLA's defaults, to see what XLA recomputes and whether the compiler still refuses.
+At most two compiles: the program with XLA's own rematerialisation off; and, where it exceeds the device, was refused or
+is above the limit at which XLA for CUDA recomputes of its own accord, once more with XLA's defaults, to see what XLA
+recomputes and whether the compiler still refuses.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.mesh import program_mesh
 from jaxcost.observation.compiling import Compiled, Refusal, compile_lowered, make_mesh
+from jaxcost.observation.hlo.rematerialisation import limit_bytes
 from jaxcost.observation.jaxpr import count_jaxpr
 from jaxcost.observation.live_state import StateRow, by_role, live_state, same_arrays
 from jaxcost.observation.observed import SCHEMA
@@ -253,18 +255,27 @@ def _parts(argument: str) -> tuple[str, ...]:
 def _rematerialisation(
     lowered: Any, target: Target, first: Compiled | Refusal, sections: Mapping[str, Any], case: Case, allowed: bool
 ) -> dict[str, Any]:
-    """Return whether the program exceeds the device, and what a compile with XLA's defaults then did."""
+    """Return whether the program exceeds the device, whether XLA would recompute some of it in silence to fit, and what
+    a compile with XLA's defaults then did.
+    """
     memory = sections["memory"] or {}
     required, available = memory.get("required_bytes"), target.device_memory_bytes
     exceeds = isinstance(first, Refusal) or (required is not None and available is not None and required > available)
+    believed, limit = memory.get("believed_bytes"), None
+    if target.family == "cuda" and believed is not None and available is not None:
+        limit = limit_bytes(memory["border_bytes"], available)
+    silent = limit is not None and believed is not None and believed > limit
     section = {
         "needed": exceeds,
+        "expected": None if limit is None else silent,
+        "believed_bytes": believed,
+        "limit_bytes": limit,
         "device_memory_bytes": available,
         "required_bytes": required,
         "refusal": _refusal(first) if isinstance(first, Refusal) else None,
         "second_compile": None,
     }
-    if not exceeds or not allowed or target.family == "cpu":
+    if not (exceeds or silent) or not allowed or target.family == "cpu":
         return section
     second = compile_lowered(lowered, target, rematerialisation=True)
     hlo = second.modules.optimised

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, Literal
 
 Status = Literal["rejected", "open", "unmeasured", "bounded", "explained", "exact"]
@@ -38,12 +39,15 @@ class Interval:
     """A predicted interval, both ends included.
 
     `maximum_ratio` is the widest upper/lower that still counts as a prediction; None for a limit, where only the upper
-    end says something (a device's memory).
+    end says something (a device's memory). An interval around an `expected` value may be no wider than `maximum_width`
+    times that value.
     """
 
     lower: int
     upper: int
-    maximum_ratio: int | None
+    maximum_ratio: int | None = None
+    expected: int | None = None
+    maximum_width: Fraction | None = None
 
     def holds(self, value: int) -> bool:
         """Return whether `value` lies inside."""
@@ -52,7 +56,20 @@ class Interval:
     @property
     def too_wide(self) -> bool:
         """Whether the interval says too little to count as a prediction."""
-        return self.maximum_ratio is not None and self.upper > self.maximum_ratio * self.lower
+        if self.maximum_ratio is not None and self.upper > self.maximum_ratio * self.lower:
+            return True
+        if self.maximum_width is None or self.expected is None:
+            return False
+        return self.upper - self.lower > self.maximum_width * self.expected
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; a width is the text of its fraction."""
+        data: dict[str, Any] = {"lower": self.lower, "upper": self.upper, "maximum_ratio": self.maximum_ratio}
+        if self.expected is not None:
+            data["expected"] = self.expected
+        if self.maximum_width is not None:
+            data["maximum_width"] = str(self.maximum_width)
+        return data
 
 
 @dataclass(frozen=True)
@@ -114,11 +131,7 @@ class Row:
         """Return the JSON form; an unknown is null with a `reason`."""
         prediction: Any = self.prediction
         if isinstance(prediction, Interval):
-            prediction = {
-                "lower": prediction.lower,
-                "upper": prediction.upper,
-                "maximum_ratio": prediction.maximum_ratio,
-            }
+            prediction = prediction.to_dict()
         data: dict[str, Any] = {
             "counter": self.counter,
             "scope": self.scope,

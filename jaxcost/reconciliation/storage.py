@@ -15,7 +15,6 @@ from jaxcost.prediction.ledgers import Prediction
 from jaxcost.prediction.rows import Row as LedgerRow
 from jaxcost.reconciliation.rows import Explanation, Finding, Interval, Row
 
-NOT_PREDICTED = "what a compiler keeps alive at once is not predicted in this version"
 GRADIENTS = "gradients live and die inside the step; they do not cross its border"
 
 
@@ -136,8 +135,6 @@ def memory_rows(prediction: Prediction, observed: Observed) -> list[Row]:
         explained.append(Explanation(table, "the table of pointers to the results", evidence))
     rows.append(Row("output_bytes", "", "", "bytes", totals["output_bytes"], memory["output_bytes"], tuple(explained)))
     rows.append(_alias_row(prediction, observed, padding, passed_by))
-    for name in ("required_bytes", "live_peak_bytes"):
-        rows.append(Row(name, "", "", "bytes", None, memory[name], reason=memory["reasons"].get(name, NOT_PREDICTED)))
     limit = observed.data["target"]["device_memory_bytes"]
     if limit is not None and memory["required_bytes"] is not None:
         source = observed.data["target"]["device_memory_source"]
@@ -201,15 +198,7 @@ def _alias_row(
     prediction: Prediction, observed: Observed, padding: Sequence[Mapping[str, Any]], passed_by: tuple[Explanation, ...]
 ) -> Row:
     """Bytes of donated arguments that results reuse: the train state in training, the cache in decode."""
-    training = prediction.case.workload.phase == "training"
-    rows = prediction.ledgers["device"].rows
-    donated = [
-        row.per_device
-        for row in rows
-        if row.phase == "argument"
-        and (row.fields["role"] != "input" if training else row.object.rsplit("/past_", 1)[-1] in ("keys", "values"))
-    ]
-    expected = sum(donated) if prediction.case.execution.donate else 0
+    expected = donated_bytes(prediction)
     kept = {row["argument"] for row in observed.data["state"]["rows"] if row["donated"]}
     own = [
         item
@@ -220,6 +209,19 @@ def _alias_row(
     if own and expected:
         explained += (Explanation(_padding(own), "tiles padded by the layout of the compiler", _tiles(own)),)
     return Row("alias_bytes", "", "", "bytes", expected, observed.memory["alias_bytes"], explained)
+
+
+def donated_bytes(prediction: Prediction) -> int:
+    """Return the bytes of the arguments that results take the place of: the train state, or the cache in decode."""
+    if not prediction.case.execution.donate:
+        return 0
+    training = prediction.case.workload.phase == "training"
+    return sum(
+        row.per_device
+        for row in prediction.ledgers["device"].rows
+        if row.phase == "argument"
+        and (row.fields["role"] != "input" if training else row.object.rsplit("/past_", 1)[-1] in ("keys", "values"))
+    )
 
 
 def _padding(items: Iterable[Mapping[str, Any]]) -> int:
@@ -233,7 +235,9 @@ def _tiles(items: Sequence[Mapping[str, Any]], most: int = 4) -> str:
 
 
 def memory_findings(observed: Observed) -> list[Finding]:
-    """Return what happened where the program exceeds the device, and what was assumed about parameters."""
+    """Return what happened where XLA recomputes or the program exceeds the device, and what was assumed about
+    parameters.
+    """
     found = [Finding("assumption", text) for text in observed.parameters.get("assumptions", [])]
     section = observed.data["rematerialisation"] or {}
     for refusal in (section.get("refusal"), (section.get("second_compile") or {}).get("refusal")):
@@ -241,9 +245,14 @@ def memory_findings(observed: Observed) -> list[Finding]:
             found.append(Finding("refused", f"the compiler refused the program: {refusal['text']}"))
     second = section.get("second_compile")
     if second:
+        device, needed = section["device_memory_bytes"], second["required_bytes"]
+        silent = second["status"] == "compiled" and second["remat_instructions"]
         text = (
-            f"with XLA's own rematerialisation on, the compile was {second['status']}: {second['remat_instructions']} "
-            f"instructions recomputed, {second['excess_flops']} FLOPs more, {second['required_bytes']} bytes required"
+            f"with XLA's own rematerialisation on, the compile was {second['status']}"
+            f"{', in silence' if silent else ''}: {second['remat_instructions']} instructions recomputed, "
+            f"{second['excess_flops']} FLOPs more, {needed} bytes required"
         )
+        if device is not None and needed is not None and needed > device:
+            text += f", still above the device's {device}"
         found.append(Finding("xla rematerialisation", text, tuple(second["names"])))
     return found

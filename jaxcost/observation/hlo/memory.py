@@ -19,6 +19,7 @@ from jaxcost.observation.hlo.classes import BORDER, CLASSES, WORKSPACE, Classes,
 from jaxcost.observation.hlo.heap import Fullest, Held, fullest
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.origins import Places
+from jaxcost.observation.hlo.rematerialisation import believed_bytes, border_bytes
 from jaxcost.observation.hlo.schema import Proto, rejected, unknown_fields
 from jaxcost.observation.hlo.scope import Place
 from jaxcost.observation.hlo.shapes import Shape
@@ -85,7 +86,8 @@ class Memory:
     and its table of pointers (8 bytes a leaf on CPU and CUDA). `alias_bytes`: results that reuse an argument.
     `temp_bytes`: other allocations in device memory. `all_spaces_peak_bytes`: the peak by the compiler's rule
     (largest trace of any space). `by_class_at_peak` sums to `live_peak_bytes`; `unclassified_bytes` is the part of it
-    for whose class there was no evidence.
+    for whose class there was no evidence. `believed_bytes` and `border_bytes` are temporaries, and arguments with
+    results, as XLA's rematerialisation pass adds them up (see `rematerialisation`).
     """
 
     argument_bytes: int
@@ -103,6 +105,8 @@ class Memory:
     live: tuple[LiveBuffer, ...]
     moments: tuple[Moment, ...]
     timeline: Timeline | None
+    believed_bytes: int | None
+    border_bytes: int
     reasons: dict[str, str]
 
 
@@ -318,6 +322,7 @@ def read_memory(module: Module, assignment: Proto | None, places: Places, platfo
     that follow from the program's signature are given.
     """
     shapes = [p.shape for p in module.entry.parameters.values()]
+    believed, border = believed_bytes(module) if platform == "cuda" else None, border_bytes(module)
     output, alias = _result_bytes(module.entry.root.shape, platform), _alias_bytes(module)
     if assignment is None:
         why = "the module came without a buffer assignment (a compile-time dump has one)"
@@ -325,7 +330,24 @@ def read_memory(module: Module, assignment: Proto | None, places: Places, platfo
         argument = sum(s.bytes for s in shapes)
         absent = dict.fromkeys((*(f"{name}_bytes" for name in unknown), *_OVER_TIME), why)
         memory = Memory(
-            argument, output, alias, None, None, None, None, None, None, "", None, None, (), (), None, absent
+            argument,
+            output,
+            alias,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            "",
+            None,
+            None,
+            (),
+            (),
+            None,
+            believed,
+            border,
+            absent,
         )
         return memory, []
     notes = unknown_fields(assignment)
@@ -352,7 +374,7 @@ def read_memory(module: Module, assignment: Proto | None, places: Places, platfo
             argument_bytes=sums["parameter"], output_bytes=output, alias_bytes=alias, constant_bytes=sums["constant"],
             temp_bytes=sums["temporary"], required_bytes=required, live_peak_bytes=None, fragmentation_bytes=None,
             all_spaces_peak_bytes=None, peak_instruction="", by_class_at_peak=None, unclassified_bytes=None, live=(),
-            moments=(), timeline=None, reasons=dict.fromkeys(names, why),
+            moments=(), timeline=None, believed_bytes=believed, border_bytes=border, reasons=dict.fromkeys(names, why),
         )  # fmt: skip
         return memory, sorted({f"field {n}" for n in notes})
     # XLA does not say which allocation a trace belongs to (its index is stale on CPU and CUDA): take the fullest.
@@ -373,7 +395,7 @@ def read_memory(module: Module, assignment: Proto | None, places: Places, platfo
         all_spaces_peak_bytes=resident + max((fullest(t, reader.anywhere).bytes for t in traces), default=0),
         peak_instruction=peak.instruction, by_class_at_peak=reader.by_class(fixed, peak.live),
         unclassified_bytes=sum(b.bytes for b in live if not b.sure), live=tuple(live), moments=over_time.moments,
-        timeline=over_time.timeline, reasons=reasons,
+        timeline=over_time.timeline, believed_bytes=believed, border_bytes=border, reasons=reasons,
     )  # fmt: skip
     return memory, sorted({f"field {n}" for n in notes})
 

@@ -166,21 +166,34 @@ def _operand_of_start(start: Instruction, path: Path) -> tuple[int, Path] | None
     return (operands[0].id, rest) if operands else None
 
 
-def believed_bytes(module: Module) -> int:
-    """Return the bytes of temporaries that XLA's rematerialisation pass believes a scheduled module needs."""
-    return _Analysis(module).peak(module.entry)
-
-
-def limit_bytes(module: Module, device_memory_bytes: int, *, share: tuple[int, int], slop: tuple[int, int]) -> int:
-    """Return the temporaries above which XLA recomputes: (memory x share - arguments and results) x slop - results.
-
-    Aliased results count once in the first difference; the pass itself subtracts all results again, donated or not
-    (gpu_hlo_schedule.cc, GetSchedulerMemoryLimit; hlo_rematerialization.cc, RunImpl).
+def believed_bytes(module: Module) -> int | None:
+    """Return the bytes of temporaries that XLA's rematerialisation pass believes a module needs; None where the module
+    carries no schedule that its instructions follow.
     """
-    results = shape_bytes(module.entry.root.shape)
-    border = sum(shape_bytes(p.shape) for p in module.entry.parameters.values()) + results
+    if not module.proto.schedule.sequences:
+        return None
+    try:
+        return _Analysis(module).peak(module.entry)
+    except KeyError:  # an operand that the schedule places after its user
+        return None
+
+
+def border_bytes(module: Module) -> int:
+    """Return the bytes of arguments and results as the scheduler counts them: tables of pointers too, and a result that
+    takes over an argument once.
+    """
+    border = sum(shape_bytes(p.shape) for p in module.entry.parameters.values()) + shape_bytes(module.entry.root.shape)
     for entry in module.proto.input_output_alias.entries:
         shape = module.entry.root.shape.at(tuple(entry.output_shape_index))
         border -= shape_bytes(shape) if shape is not None else 0
-    base = device_memory_bytes * share[0] // share[1]
-    return max(0, (base - border) * slop[0] // slop[1] - results)
+    return border
+
+
+def limit_bytes(border: int, device_memory_bytes: int) -> int:
+    """Return the temporaries above which XLA for CUDA recomputes: 95% of (80% of memory - arguments and results).
+
+    `border`: see `border_bytes`. The source is GetSchedulerMemoryLimit in openxla/xla, gpu_hlo_schedule.cc, with the
+    default xla_gpu_memory_limit_slop_factor. The compiler prints this limit, with the results added, when it cannot get
+    below it: its numbers are met to the byte for programs with and without donation and two sizes of memory.
+    """
+    return max(0, (device_memory_bytes * 80 // 100 - border) * 95 // 100)
