@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxcost.contracts.dtypes import BITS, payload_bytes
+from jaxcost.contracts.mesh import program_mesh
 from jaxcost.prediction import algorithms
 from jaxcost.prediction.domain import ceil_div
 from jaxcost.prediction.groups import fsdp_groups
@@ -30,7 +31,7 @@ from jaxcost.prediction.stages import Rank, ranks, share
 
 CONVENTION = "payload of one device: the whole array before a reduction, after a gather, as sent otherwise"
 OMITTED = "headers, retries, routes, padding of communication buckets"
-SPLIT_BY = {"h": "tensor", "k": "tensor", "f": "tensor", "v": "tensor"}
+SPLIT_BY = {"b": ("data", "fsdp"), "s": ("context",), "h": ("tensor",), "f": ("tensor",), "v": ("tensor",)}
 NORMS = ("rms_norm", "layer_norm")
 UNKNOWN_FACTORS = "which factors of Adafactor are reduced over sharded axes is not predicted in this version"
 
@@ -80,15 +81,14 @@ def collectives(program: Program, devices_per_node: int | None = None) -> Ledger
 
 
 def _row(program: Program, found: Transfer, devices_per_node: int | None) -> Row:
-    run = program.case.execution
     count = participants(program, found.axes)
     payload, times = payload_bytes(found.elements, found.dtype), found.layers * found.microbatches
     itemsize = BITS[found.dtype] // 8
     padded = ceil_div(found.elements, count) * count * itemsize
     inside = between = None
     if devices_per_node is not None:
-        mesh = list(run.mesh_sizes.items())
-        level = algorithms.levels(mesh, found.axes, devices_per_node)
+        mesh, axes = _on_mesh(program, found.axes)
+        level = algorithms.levels(mesh, axes, devices_per_node)
         if level is not None:
             inside, between = algorithms.hierarchical_send_bytes(found.kind, padded, level)
     into, out = algorithms.ends(found.kind, payload, count)
@@ -119,12 +119,29 @@ def _row(program: Program, found: Transfer, devices_per_node: int | None) -> Row
     )  # fmt: skip
 
 
+def kv_replicas(program: Program) -> int:
+    """Return the ranks of the tensor axis that hold one K/V head; 1 where the sizes are symbols."""
+    return max(program.case.kv_replicas(index) for index in range(len(program.sizes.repeats)))
+
+
 def participants(program: Program, axes: Iterable[str]) -> int:
-    """Return how many devices take part in a collective over some mesh axes."""
+    """Return how many devices take part in a collective over some mesh axes.
+
+    Where K/V heads are fewer than tensor ranks, `tensor_replica` are the ranks that share a head and `tensor_heads` one
+    rank of each head.
+    """
+    run, copies = program.case.execution, kv_replicas(program)
+    parts = {"tensor_replica": copies, "tensor_heads": run.degree("tensor") // copies}
     count = 1
     for axis in axes:
-        count *= program.case.execution.degree(axis)
+        count *= parts.get(axis) or run.degree(axis)
     return count
+
+
+def _on_mesh(program: Program, axes: Iterable[str]) -> tuple[list[tuple[str, int]], list[str]]:
+    """Return the mesh that devices are numbered by, in which a tensor axis may be cut in two, and axes by its names."""
+    names = {"tensor_heads": ("tensor",), "tensor": ("tensor", "tensor_replica")}
+    return list(program_mesh(program.case).items()), [part for axis in axes for part in names.get(axis, (axis,))]
 
 
 def transfers(program: Program, rank: Rank) -> list[Transfer]:
@@ -142,26 +159,32 @@ class _Fold:
         self.training = work.phase == "training"
         self.useful = {id(op) for op in walk(program).useful} if self.training else set()
         self.sizes = program.device_microbatch_sizes
+        # Where ranks share K/V heads, k separates the heads and g, the query heads of one, the ranks that share it.
+        heads = {"k": ("tensor_heads",), "g": ("tensor_replica",)} if kv_replicas(program) > 1 else {"k": ("tensor",)}
+        self.split_by = {**SPLIT_BY, **heads}
         self.micro: int = work.accumulate
         self.synced: int = 1 if run.gradient_sync == "last_microbatch" else work.accumulate
 
     # -- what splits an axis ------------------------------------------------------------------------------------------
 
     def present(self, *axes: str) -> tuple[str, ...]:
-        """Return the mesh axes among `axes` that have more than one device, in mesh order."""
-        run = self.program.case.execution
-        return tuple(name for name, size in run.mesh_sizes.items() if name in axes and size > 1)
+        """Return the mesh axes among `axes` that have more than one device, in mesh order.
+
+        The whole tensor axis stands for its two parts.
+        """
+        wanted = set(axes)
+        if "tensor" in wanted:
+            wanted -= {"tensor_heads", "tensor_replica"}
+        order = []
+        for name in self.program.case.execution.mesh_sizes:
+            order += ["tensor", "tensor_heads", "tensor_replica"] if name == "tensor" else [name]
+        return tuple(name for name in order if name in wanted and participants(self.program, [name]) > 1)
 
     def splits(self, letters: Iterable[str]) -> tuple[str, ...]:
         """Return the mesh axes that split any of some tensor axes, while a device computes with them."""
         found: set[str] = set()
         for letter in letters:
-            if letter == "b":
-                found |= {"data", "fsdp"}
-            elif letter == "s":
-                found.add("context")
-            elif letter in SPLIT_BY:
-                found.add(SPLIT_BY[letter])
+            found.update(self.split_by.get(letter, ()))
         return self.present(*found)
 
     def count(self, axes: str, group: int | None) -> Any:
@@ -350,15 +373,14 @@ class _Fold:
             makers = [other for other in self.program.contractions if name in other.gradients]
             if makers[0] is not op:
                 continue
-            over: set[str] = set()
-            terms = []
+            sums: dict[tuple[str, ...], list[str]] = {}
             for other in makers:
                 own = other.operand_axes[other.inputs.index(name)].split()
                 split = self.splits(axis for axis in other.axes.split() if axis not in own)
                 if split:
-                    over |= set(split)
-                    terms.append(other.scope)
-            yield from self._partial_input(op, name, self.present(*over), tuple(terms))
+                    sums.setdefault(split, []).append(other.scope)
+            for over, terms in sums.items():
+                yield from self._partial_input(op, name, over, tuple(terms))
 
     def _partial_input(
         self, op: Contraction, name: str, over: tuple[str, ...], terms: tuple[str, ...]
@@ -369,17 +391,24 @@ class _Fold:
             scope = terms[0] if len(terms) == 1 else terms[0].rsplit("/", 1)[0]
             yield self._reduced(over, name, op, "backward", op.out_dtype, scope, terms)
             return
-        # The gradients of key and value rows go back to the ranks that own the rows.
-        tensor, size = self.program.tensors[name], participants(self.program, over)
+        # Each query head of a shared K/V head makes a part; then rows go back to the ranks that own them.
+        tensor = self.program.tensors[name]
         elements = self.sizes.product("b t k e", op.group)
-        common = (over, f"d {name}", op.scope, "backward", tensor.dtype)
+        common = (f"d {name}", op.scope, "backward", tensor.dtype)
         ends = (self.micro, op.scope, tensor.scope)
+        shared = tuple(axis for axis in over if axis != "context")
+        if shared:
+            yield Transfer("all-reduce", shared, *common, elements, self.layers(op), *ends)
+        if "context" not in over:
+            return
+        size = self.program.case.execution.degree("context")
         if self.program.case.execution.context_method == "ring":
-            yield Transfer("collective-permute", *common, ceil_div(elements, size), self.layers(op) * size, *ends)
-            again = (over, name, op.scope, "backward", tensor.dtype)
-            yield Transfer("collective-permute", *again, ceil_div(elements, size), self.layers(op) * (size - 1), *ends)
+            piece, layers = ceil_div(elements, size), self.layers(op)
+            again = (name, op.scope, "backward", tensor.dtype)
+            yield Transfer("collective-permute", ("context",), *common, piece, layers * size, *ends)
+            yield Transfer("collective-permute", ("context",), *again, piece, layers * (size - 1), *ends)
         else:
-            yield Transfer("reduce-scatter", *common, elements, self.layers(op), *ends)
+            yield Transfer("reduce-scatter", ("context",), *common, elements, self.layers(op), *ends)
 
     def _weight_gradient(self, op: Op, name: str, dtype: str, over: tuple[str, ...]) -> Iterator[Transfer]:
         """The gradient of a matrix: scattered over `fsdp` where it is sharded, then summed over the other axes.
@@ -436,7 +465,7 @@ class _Fold:
             common = (f"d {name}", op.scope, "backward", dtype)
             ends = (self.layers(op), self.synced, op.scope, "optimizer")
             yield from self._summed(self.present(*over), tensor, common, elements, ends)
-            split = self.splits(axis for axis in own if axis in SPLIT_BY)
+            split = self.splits(axis for axis in own if axis in "hkfv")
             if split:
                 yield self._vector_gather(op, tensor, split)
 

@@ -8,7 +8,7 @@ from typing import Any
 from jaxcost.contracts.errors import Problem, reject
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.ledgers import Prediction
-from jaxcost.reconciliation.collectives import collective_findings, collective_rows
+from jaxcost.reconciliation.collectives import Transfers
 from jaxcost.reconciliation.compiler import compiler_rows
 from jaxcost.reconciliation.declared import expected_rows
 from jaxcost.reconciliation.matmuls import Matmuls
@@ -46,7 +46,7 @@ def reconcile(prediction: Prediction, seen: Observed | None = None) -> Report:
         # A compile that crashed, ran out of time or was refused without a module is no missing target: it stays open.
         rows.append(Row("observation", "", "", "modules", 1, 0, reason=seen.reason, forced_open=True))
         return Report(case, seen.target, environment, tuple(rows), (finding,))
-    matmuls = Matmuls(prediction, seen)
+    matmuls, transfers = Matmuls(prediction, seen), Transfers(prediction, seen)
     rows = [
         *matmuls.rows(),
         *parameter_rows(prediction, seen),
@@ -55,11 +55,17 @@ def reconcile(prediction: Prediction, seen: Observed | None = None) -> Report:
         *peak_rows(prediction, seen),
         *device_rows(seen),
         *traffic_rows(prediction, seen),
-        *collective_rows(prediction, seen),
+        *transfers.rows(),
         *expected_rows(prediction),
         *compiler_rows(prediction, seen),
     ]
-    return Report(case, seen.target, environment, tuple(rows), (*matmuls.findings(), *memory_findings(seen)))
+    return Report(
+        case,
+        seen.target,
+        environment,
+        tuple(rows),
+        (*matmuls.findings(), *memory_findings(seen), *transfers.findings()),
+    )
 
 
 def not_executed(prediction: Prediction, target: str, problems: Iterable[Problem]) -> Report:

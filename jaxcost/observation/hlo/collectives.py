@@ -9,14 +9,36 @@ here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxcost.observation.hlo.groups import Groups, MeshAxes, decode_groups
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import COLLECTIVES
-from jaxcost.observation.hlo.origins import Places, behind
+from jaxcost.observation.hlo.origins import Places, argument_of, behind, source_of
 from jaxcost.observation.hlo.shapes import Shape
 from jaxcost.observation.hlo.trips import ZERO, Executions, Total, exact
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array of a collective; compilers combine several arrays into one.
+
+    `operand_dims` and `result_dims` are its extents before and after; `operand_bytes` and `result_bytes` leave out the
+    padding of layouts. `argument` is the path of the program's argument that it is a copy of, `sliced` names the
+    instructions that keep only this device's part of the result, `op_name`, `scope` and `phase` are those of what made
+    it.
+    """
+
+    dtype: str
+    operand_dims: tuple[int, ...]
+    result_dims: tuple[int, ...]
+    operand_bytes: int
+    result_bytes: int
+    op_name: str
+    scope: str
+    phase: str
+    argument: str
+    sliced: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +46,9 @@ class Collective:
     """One collective. `operand_bytes` and `result_bytes` are one device's payload in and out, per execution.
 
     `groups` are the participants (for a permutation, (source, target) pairs); `axes` the mesh axes they run over, None
-    without a mesh or when no axes match. `form` says how it was written: plain, async, or a TPU form.
+    without a mesh or when no axes match. `form` says how it was written: plain, async, or a TPU form. `nodes` is the
+    number of nodes (or slices) that the widest group spans, None where the target has one or does not say; of a host
+    transfer between slices it is the number of slices.
     """
 
     id: int
@@ -47,6 +71,8 @@ class Collective:
     total_operand_bytes: Total
     total_result_bytes: Total
     source: str = ""
+    parts: tuple[Part, ...] = ()
+    nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +124,52 @@ def _zero_filled(at: Instruction) -> bool:
     return False
 
 
+def _laid_in_a_row(at: Instruction) -> list[Instruction]:
+    """The arrays that make up the flat operand of a combined all-reduce; the operand alone where it is no such row."""
+    row: Instruction | None = at
+    for _ in range(16):
+        if row is None:
+            break
+        if row.opcode == "concatenate" and len(row.shape.dims) == 1:
+            return list(row.operands)
+        row = behind(row) if row.opcode in ("fusion", "bitcast", "copy") else None
+    return [at]
+
+
+_SAME = frozenset(
+    "bitcast copy get-tuple-element convert all-reduce-done reshape transpose opt-barrier parameter".split()
+)
+
+
+def _cuts(at: Instruction, index: int | None) -> list[Instruction]:
+    """The instructions that take a device's own part of an array (element `index` of a tuple) by its partition number.
+
+    None where anything else uses the array whole.
+    """
+    found: list[Instruction] = []
+    stack = [user for user in at.users if index is None or _takes(user, index)]
+    while stack:
+        user = stack.pop()
+        inside = [step.opcode for step in user.called[0].instructions] if user.opcode == "fusion" else [user.opcode]
+        if "dynamic-slice" in inside:
+            found.append(user)
+        elif user.opcode == "async-done" or _SAME.issuperset(inside):
+            stack.extend(user.users)
+        else:
+            return []
+    return found
+
+
+def _takes(user: Instruction, index: int) -> bool:
+    return user.opcode != "get-tuple-element" or bool(user.proto.tuple_index == index)
+
+
 class _Reader:
-    def __init__(self, module: Module, executions: Executions, places: Places, mesh: Mapping[str, int] | None) -> None:
-        self.module, self.places = module, places
+    def __init__(
+        self, module: Module, executions: Executions, places: Places, mesh: Mapping[str, int] | None,
+        devices_per_node: int | None,
+    ) -> None:  # fmt: skip
+        self.module, self.places, self.devices_per_node = module, places, devices_per_node
         self.counts = executions.counts()
         self.mesh = MeshAxes(mesh) if mesh else None
         self.devices = self.mesh.count if self.mesh else module.device_count
@@ -120,8 +189,60 @@ class _Reader:
             self.decoded[key] = decode_groups(at.proto, self.devices)
         return self.decoded[key]
 
+    def nodes(self, groups: Groups) -> int | None:
+        """How many nodes (or slices) the widest group spans; ids are turned into those of physical devices."""
+        per_node = self.devices_per_node
+        if per_node is None or not groups:
+            return None
+        physical = self.module.device_ids
+        places = [[physical[i] if i < len(physical) else i for i in group] for group in groups]
+        return max(len({device // per_node for device in group}) for group in places)
+
+    def parts(self, at: Instruction, kind: str, scattered: Instruction | None) -> tuple[Part, ...]:
+        """One entry per array; an all-to-all in tuple form is one array in pieces. `scattered` is the fusion around an
+        all-reduce of which a device keeps its own part.
+        """
+        if kind in ("send", "recv"):
+            return ()
+        results = list((scattered.shape if scattered else self._result(at, kind)).leaves())
+        pairs = len(results) == len(at.operands)
+        if kind == "all-to-all" and pairs and len(results) > 1:
+            pieces = [self._part(at, operand, result) for operand, result in zip(at.operands, results, strict=True)]
+            into, out = (sum(sizes) for sizes in zip(*((p.operand_bytes, p.result_bytes) for p in pieces), strict=True))
+            return (replace(pieces[0], operand_bytes=into, result_bytes=out),)
+        found = []
+        for index, operand in enumerate(at.operands):
+            row = _laid_in_a_row(operand) if kind == "all-reduce" and scattered is None else [operand]
+            if len(row) > 1:
+                found += [self._part(at, piece, piece.shape) for piece in row]
+                continue
+            part = self._part(at, operand, results[index] if pairs else results[0])
+            if kind == "all-reduce":
+                cuts = _cuts(at, index if len(at.operands) > 1 else None)
+                part = replace(part, sliced=tuple(user.name for user in cuts))
+            found.append(part)
+        return tuple(found)
+
+    def _result(self, at: Instruction, kind: str) -> Shape:
+        started = at.opcode.endswith("-start") and kind != "all-reduce" and len(at.shape.elements) >= 2
+        return at.shape.elements[1] if started else at.shape
+
+    def _part(self, at: Instruction, operand: Instruction, result: Shape) -> Part:
+        alone = at.op_name != "" and (len(at.operands) == 1 or at.opcode == "all-to-all")
+        place, op_name = self.places.named(at if alone else operand if operand.op_name else source_of(operand))
+        if not op_name:
+            place, op_name = self.places.named(at)
+        given = argument_of(self.module, operand)
+        shape = next(iter(operand.shape.leaves()), operand.shape)
+        return Part(
+            dtype=shape.dtype, operand_dims=shape.dims, result_dims=result.dims,
+            operand_bytes=operand.shape.logical_bytes, result_bytes=result.logical_bytes, op_name=op_name,
+            scope=place.scope, phase=place.phase, argument=given.op_name if given is not None else "", sliced=(),
+        )  # fmt: skip
+
     def row(self, at: Instruction) -> Collective:
         kind, form = at.opcode.removesuffix("-start"), "plain"
+        scattered: Instruction | None = None
         operands = _bytes(o.shape for o in at.operands)
         result = _bytes([at.shape])
         callers = at.computation.callers
@@ -138,6 +259,7 @@ class _Reader:
             )
             if kind == "all-reduce" and scatters:
                 kind, form, result = "reduce-scatter", "fused all-reduce and slice", _bytes([caller.shape])
+                scattered = caller
             else:
                 form = "fused"
         if kind == "all-reduce" and _zero_filled(at):
@@ -158,16 +280,29 @@ class _Reader:
             id=at.id, name=at.name, computation=at.computation.name, kind=kind, form=form, op_name=op_name,
             scope=place.scope, phase=place.phase, scope_exact=place.exact, dtype=shape.dtype, operand_bytes=operands,
             result_bytes=result, groups=groups, group_size=2 if pairs else max(map(len, groups), default=0), axes=axes,
+            parts=self.parts(at, kind, scattered), nodes=self.nodes(groups),
             channel=at.proto.channel_id, executions=times, total_operand_bytes=times.times(exact(operands)),
             total_result_bytes=times.times(exact(result)), source=self.module.source(at),
         )  # fmt: skip
 
 
 def read_collectives(
-    module: Module, executions: Executions, places: Places, mesh: Mapping[str, int] | None
+    module: Module,
+    executions: Executions,
+    places: Places,
+    mesh: Mapping[str, int] | None,
+    devices_per_node: int | None = None,
 ) -> Collectives:
-    """All collectives of the module. `mesh`: ordered axis sizes, to name the axes of each group."""
-    reader = _Reader(module, executions, places, mesh)
+    """All collectives of the module.
+
+    Args:
+        module: the compiled program.
+        executions: how often each computation runs.
+        places: scopes and phases of instructions.
+        mesh: ordered axis sizes, to name the axes of each group.
+        devices_per_node: consecutive physical devices that share a node or a slice, None where there is one.
+    """
+    reader = _Reader(module, executions, places, mesh, devices_per_node)
     found = [
         at
         for at in module.walk()

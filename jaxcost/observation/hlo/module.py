@@ -98,6 +98,14 @@ class Module:
         return f"{index.file_names[location.file_name_id - 1]}:{location.line}"
 
     @property
+    def device_ids(self) -> tuple[int, ...]:
+        """Physical ids of the program's devices in logical order; empty without a device assignment of one replica."""
+        computations = self.proto.device_assignment.computation_devices
+        if any(len(computation.replica_device_ids) != 1 for computation in computations):
+            return ()
+        return tuple(computation.replica_device_ids[0] for computation in computations)
+
+    @property
     def device_count(self) -> int:
         """Devices of the program by its device assignment; 1 when it has none."""
         assignment = self.proto.device_assignment

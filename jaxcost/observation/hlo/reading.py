@@ -114,12 +114,14 @@ def read_hlo(
     mesh: Mapping[str, int] | None = None,
     scopes: frozenset[str] | None = None,
     trips: Mapping[str, int] | None = None,
+    devices_per_node: int | None = None,
 ) -> HloReading:
     """Read an HloProto or HloModuleProto (gzip accepted).
 
     `mesh`: ordered axis -> size, to name collectives' axes. `scopes`: names of the program's scope components (as
     names or paths); None keeps every named scope. `trips`: counts by while-instruction name, for loops that depend on
-    run-time values. Raises RejectedError for bytes that are not one whole, consistent module.
+    run-time values. `devices_per_node`: consecutive devices that share a node or a slice, where there are several.
+    Raises RejectedError for bytes that are not one whole, consistent module.
     """
     if platform not in get_args(Platform):
         raise rejected(
@@ -129,7 +131,10 @@ def read_hlo(
         if type(count) is not int or count < 0:
             raise rejected(f"trips.{name}", count, "a trip count is a whole number, 0 or more", "correct it")
     try:
-        return _read(bytes(hlo_bytes), platform, mesh, scopes_kept=scope_parts(scopes), trips=trips)
+        return _read(
+            bytes(hlo_bytes), platform, mesh, scopes_kept=scope_parts(scopes), trips=trips,
+            devices_per_node=devices_per_node,
+        )  # fmt: skip
     except (LookupError, ValueError, ArithmeticError, RecursionError) as error:
         # Damage that every structural check let through still shows as an impossible index or size further on.
         raise rejected(
@@ -142,7 +147,7 @@ def read_hlo(
 
 def _read(
     data: bytes, platform: str, mesh: Mapping[str, int] | None, *, scopes_kept: frozenset[str] | None,
-    trips: Mapping[str, int] | None,
+    trips: Mapping[str, int] | None, devices_per_node: int | None,
 ) -> HloReading:  # fmt: skip
     module_proto, assignment = parse(data)
     module = read_module(module_proto)
@@ -152,7 +157,7 @@ def _read(
     contractions, notes = read_contractions(module, executions, places, platform)
     memory, memory_notes = read_memory(module, assignment, places, platform)
     traffic = read_traffic(module, executions, places)
-    collectives = read_collectives(module, executions, places, mesh)
+    collectives = read_collectives(module, executions, places, mesh, devices_per_node)
     unknowns = [
         *module.unknowns,
         *notes,

@@ -1,0 +1,477 @@
+"""Transfers between devices, by kind, mesh axes, bytes and executions.
+
+Compilers join several arrays into one collective; each array counts as a transfer of its own on both sides, so joining
+explains nothing and needs no explanation. A transfer of the prediction is first matched with an array that has the same
+kind, axes, bytes, type and executions. What is left over may have been written in another form, by rules that each look
+for their own evidence:
+
+- wider type: the instruction sends the same elements in a wider type;
+- reduced whole: an all-reduce of which named instructions keep this device's part, in place of a reduce-scatter;
+- one sum each: the partial products of one gradient reduced by themselves, one instruction for each named product;
+- out of the loop: one collective of the stacked layers in place of one a layer;
+- gathered by a sum: the shards, written into zeros, are summed;
+- passed around: a gather, or a reduce-scatter, as permutations of one shard;
+- merged gathers: one gather of an array, by its argument, stands where two were declared;
+- undone or dead replay: no product is left under replay in that group of layers.
+
+An explanation moves the declared payload out of its row and the payload of the new form into the row of what was found:
+both follow from the declared elements, never from the residual. What no rule matches stays open, and what nobody
+declared is a finding with its source line. Automatic partitioning is not predicted: its rows are unmeasured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+from jaxcost.contracts.dtypes import BITS, payload_bytes
+from jaxcost.observation.observed import Observed
+from jaxcost.prediction.ledgers import Prediction
+from jaxcost.reconciliation.rows import Explanation, Finding, Row
+
+TYPES = {"f64": "fp64", "f32": "fp32", "bf16": "bf16", "f16": "fp16", "s32": "int32", "u32": "uint32", "s64": "int64"}
+AUTO = "what the automatic partitioner inserts is not predicted; the ledger is that of explicit sharding"
+UNKNOWN_TIMES = "how often it runs is unknown"
+BACK = ("backward", "replay")
+
+
+class Key(NamedTuple):
+    """What identifies a row: kind, mesh axes, bytes of one execution, executions."""
+
+    kind: str
+    axes: str
+    payload: int
+    times: int
+
+    @property
+    def scope(self) -> str:
+        """The row's scope."""
+        return f"{self.kind}/{self.axes or 'unknown axes'}/{self.payload}x{self.times}"
+
+    @property
+    def total(self) -> int:
+        """Bytes over all executions."""
+        return self.payload * self.times
+
+
+@dataclass(frozen=True)
+class Need:
+    """One declared transfer, of one instruction; `layers` is how many of its executions are layers of a loop."""
+
+    key: Key
+    dtype: str
+    elements: int
+    scope: str
+    phase: str
+    object: str
+    terms: tuple[str, ...]
+    layers: int
+    participants: int
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Where its instructions may bear a name from."""
+        return self.terms or (self.scope,)
+
+
+@dataclass
+class Seen:
+    """One array of one collective instruction, and whether a declared transfer was matched with it."""
+
+    key: Key
+    dtype: str
+    elements: int
+    scope: str
+    phase: str
+    argument: str
+    name: str
+    form: str
+    sliced: tuple[str, ...]
+    source: str
+    taken: bool = field(default=False)
+
+    @property
+    def shown(self) -> str:
+        """The instruction as evidence."""
+        return f"{self.name} ({self.dtype} x {self.elements})"
+
+
+class Change(NamedTuple):
+    """One way in which a form differs from the declaration: which, its evidence, and its effect on a transfer.
+
+    `pieces` multiplies the instructions, `divided` divides their executions and multiplies the elements of each.
+    """
+
+    name: str
+    kind: str = ""
+    dtype: str = ""
+    pieces: int = 1
+    divided: int = 1
+
+
+class Transfers:
+    """The two witnesses' transfers of one case: which of the one is which of the other, and what explains the rest."""
+
+    def __init__(self, prediction: Prediction, observed: Observed):
+        self.prediction, self.observed = prediction, observed
+        self.ledger = prediction.ledgers["collectives"]
+        self.section: Mapping[str, Any] = observed.data["collectives"]
+        self.known = self.ledger.totals["payload_bytes"] is not None
+        self.auto = prediction.case.execution.sharding == "auto" and prediction.case.execution.device_count > 1
+        self.needs = list(self._needs()) if self.known else []
+        self.seen = list(self._seen())
+        self.moved: dict[Key, list[Explanation]] = {}
+        if self.known and not self.auto:
+            self._match()
+
+    # -- both sides ---------------------------------------------------------------------------------------------------
+
+    def _needs(self) -> Iterator[Need]:
+        unrolled = self.prediction.case.execution.layers == "unrolled"
+        for row in self.ledger.rows:
+            f = row.fields
+            copies = f["layers"] if unrolled and row.scope.startswith("group") else 1
+            key = Key(f["kind"], f["axis"], f["payload_bytes"], f["times"] // copies)
+            need = Need(
+                key, f["dtype"], f["elements"], row.scope, row.phase, row.object, tuple(f.get("terms", ())),
+                f["layers"] // copies, f["participants"],
+            )  # fmt: skip
+            yield from (need for _ in range(copies))
+
+    def _seen(self) -> Iterator[Seen]:
+        for row in self.section["rows"]:
+            if row["executions"] is None:
+                continue
+            axes = "" if row["axes"] is None else axes_text(row["axes"])
+            parts = row.get("parts") or [_whole(row)]
+            for part in parts:
+                size = part["result_bytes"] if row["kind"] == "all-gather" else part["operand_bytes"]
+                dtype = TYPES.get(part["dtype"], part["dtype"])
+                bits = BITS.get(dtype, 8)
+                yield Seen(
+                    Key(row["kind"], axes, size, row["executions"]), dtype, size * 8 // bits,
+                    part["scope"] or row["scope"], part["phase"], part["argument"], row["name"], row["form"],
+                    tuple(part["sliced"]), row["source"],
+                )  # fmt: skip
+
+    # -- matching -----------------------------------------------------------------------------------------------------
+
+    def _match(self) -> None:
+        left = [need for need in self.needs if not self._take_exact(need)]
+        left = [need for need in left if not self._take_ring(need) and not self._take_changed(need)]
+        for need in left:
+            self._absent(need)
+
+    def _take_exact(self, need: Need) -> bool:
+        same = [s for s in self.seen if not s.taken and s.key == need.key and s.dtype == need.dtype]
+        if same:
+            max(same, key=lambda s: _likeness(need, s)).taken = True
+        return bool(same)
+
+    def _take_changed(self, need: Need) -> bool:
+        # Parts by name before anything that merely has the right size.
+        for changes in sorted(
+            self._ways(need), key=lambda way: ("one sum each" not in {c.name for c in way}, len(way))
+        ):
+            found = self._find(need, changes)
+            if found:
+                for seen in found:
+                    seen.taken = True
+                self._explain(need, changes, found)
+                return True
+        return False
+
+    def _ways(self, need: Need) -> list[tuple[Change, ...]]:
+        """All combinations of changes that a transfer may have gone through; the first is none."""
+        optional: list[list[Change]] = []
+        if need.key.kind == "reduce-scatter":
+            optional.append([Change("reduced whole", kind="all-reduce")])
+        if need.key.kind == "all-gather":
+            optional.append([Change("gathered by a sum", kind="all-reduce")])
+        if len(need.terms) > 1:
+            optional.append([Change("one sum each", pieces=len(need.terms))])
+        if need.layers > 1:
+            optional.append([Change("out of the loop", divided=need.layers)])
+        if BITS[need.dtype] < BITS["fp32"]:
+            optional.append([Change("wider type", dtype="fp32")])
+        found = []
+        for chosen in product(*[[None, *changes] for changes in optional]):
+            kept = tuple(change for change in chosen if change is not None)
+            if kept:
+                found.append(kept)
+        return found
+
+    def _find(self, need: Need, changes: tuple[Change, ...]) -> list[Seen]:
+        """Return the arrays of a changed form, all of them or none."""
+        key, dtype, elements = _changed(need, changes)
+        pieces = 1
+        for change in changes:
+            pieces *= change.pieces
+        names = {change.name for change in changes}
+        free = [
+            s
+            for s in self.seen
+            if not s.taken and s.key == key and s.dtype == dtype and s.elements == elements and _evidence(s, names)
+        ]
+        if "one sum each" in names:
+            found = []
+            for term in need.terms:
+                match = next((s for s in free if s.scope == term and s not in found), None)
+                if match is None:
+                    return []
+                found.append(match)
+            return found
+        related = sorted((s for s in free if _related(need, s)), key=lambda s: _likeness(need, s), reverse=True)
+        return related[:pieces] if len(related) >= pieces else []
+
+    def _explain(self, need: Need, changes: tuple[Change, ...], found: list[Seen]) -> None:
+        """Move the declared payload to the rows of what was found, change by change."""
+        evidence = "; ".join(dict.fromkeys(_shown(seen, need) for seen in found))
+        self._add(need.key, changes[0].name, -need.key.total, evidence)
+        before = 0
+        for index in range(len(changes)):
+            key, _, _ = _changed(need, changes[: index + 1])
+            pieces = 1
+            for change in changes[: index + 1]:
+                pieces *= change.pieces
+            after = key.total * pieces
+            self._add(found[0].key, changes[index].name, after - before, evidence)
+            before = after
+
+    def _take_ring(self, need: Need) -> bool:
+        """Match a gather or a scatter with permutations of one shard: n - 1 of them, or as a loop around products up to
+        two more (both directions at once, and the shard that is rotated into place).
+        """
+        n = need.participants
+        if need.key.kind not in ("all-gather", "reduce-scatter") or need.elements % n:
+            return False
+        shard = need.elements // n
+        passed = [
+            s
+            for s in self.seen
+            if not s.taken and s.key.kind == "collective-permute" and s.key.axes == need.key.axes
+            if s.elements == shard and s.dtype == need.dtype and s.scope == need.scope and _same_pass(need, s)
+        ]
+        times, rest = divmod(sum(s.key.times for s in passed), need.key.times)
+        if rest or times not in (n - 1, n, n + 1):
+            return False
+        evidence = f"{listed(s.name for s in passed)} pass {shard} x {need.dtype} of {need.object} {times} times"
+        self._add(need.key, "passed around", -need.key.total, evidence)
+        for seen in passed:
+            seen.taken = True
+            self._add(seen.key, "passed around", payload_bytes(shard, need.dtype) * seen.key.times, evidence)
+        return True
+
+    def _absent(self, need: Need) -> None:
+        """Explain a transfer that is not there at all, where something shows why."""
+        twin = self._twin(need)
+        if twin is not None:
+            self._add(need.key, "merged gathers", -need.key.total, f"{twin.shown} is the only gather of {need.object}")
+        elif not self._replays(need):
+            top = need.scope.split("/", 1)[0]
+            self._add(need.key, "replay gone", -need.key.total, f"no product under replay in {top}")
+
+    def _twin(self, need: Need) -> Seen | None:
+        """Return the one gather of the same array that a second one was merged with."""
+        if need.key.kind != "all-gather":
+            return None
+        others = [other for other in self.needs if other.object == need.object and other.key.kind == "all-gather"]
+        there = [s for s in self.seen if s.key.kind == "all-gather" and s.scope == need.scope and s.taken]
+        same = [s for s in there if s.elements == need.elements]
+        return same[0] if len(others) > 1 and len(same) == 1 else None
+
+    def _replays(self, need: Need) -> bool:
+        """Return whether a transfer is of no declared replay, or its group has products under replay in the module."""
+        top = need.scope.split("/", 1)[0]
+        if need.phase not in BACK or not top.startswith("group") or not (need.phase == "replay" or self._gathers(need)):
+            return True
+        places = self.observed.data["hlo"]["by_scope_phase"]
+        declared = any(row["phase"] == "replay" for row in self.observed.data["jaxpr"]["by_scope_phase"])
+        there = any(row["phase"] == "replay" and row["scope"].split("/", 1)[0] in (top, "") for row in places)
+        return there or not declared
+
+    def _gathers(self, need: Need) -> bool:
+        return need.key.kind == "all-gather" and self.prediction.case.execution.remat != "none"
+
+    def _add(self, key: Key, change: str, amount: int, evidence: str) -> None:
+        if amount:
+            self.moved.setdefault(key, []).append(_explanation(change, amount, evidence))
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the total, one row per kind and axes, and one per kind, axes, bytes and executions.
+
+        There are none where one device talks to nobody.
+        """
+        if not self.known or self.auto:
+            reason = AUTO if self.auto else "; ".join(dict.fromkeys(self.ledger.reasons.values()))
+            yield from (
+                Row("collective_bytes", scope, "", "bytes", None, n, reason=reason) for scope, n in self._sums()
+            )
+            return
+        declared: dict[Key, int] = {}
+        there: dict[Key, int] = {}
+        for need in self.needs:
+            declared[need.key] = declared.get(need.key, 0) + need.key.total
+        for seen in self.seen:
+            there[seen.key] = there.get(seen.key, 0) + seen.key.total
+        rows = [
+            Row(
+                "collective", key.scope, "", "bytes", declared.get(key, 0), there.get(key, 0),
+                folded(self.moved.get(key, ())), self._reason(key),
+            )
+            for key in sorted({*declared, *there, *self.moved})
+        ]  # fmt: skip
+        unknown = [row for row in self.section["rows"] if row["executions"] is None]
+        rows += [
+            Row("collective", f"{row['kind']}/{axes_text(row['axes'] or ())}/{row['name']}", "", "bytes", None, None,
+                reason=UNKNOWN_TIMES)
+            for row in unknown
+        ]  # fmt: skip
+        if rows:
+            yield from self._totals(rows, unknown)
+        yield from rows
+
+    def _totals(self, rows: list[Row], unknown: list[Any]) -> Iterator[Row]:
+        by_kind: dict[str, list[Row]] = {}
+        for row in rows:
+            by_kind.setdefault(row.scope.rsplit("/", 1)[0], []).append(row)
+        for scope, group in [("", rows), *sorted(by_kind.items())]:
+            moved = folded(item for row in group for item in row.explanations)
+            seen = None if any(row.observation is None for row in group) else sum(row.observation or 0 for row in group)
+            declared = sum(row.prediction for row in group if isinstance(row.prediction, int))
+            reason = UNKNOWN_TIMES if seen is None else ""
+            yield Row("collective_bytes", scope, "", "bytes", declared, seen, moved, reason)
+
+    def _sums(self) -> list[tuple[str, int]]:
+        sums: dict[str, int] = {}
+        for seen in self.seen:
+            scope = f"{seen.key.kind}/{seen.key.axes or 'unknown axes'}"
+            sums[scope] = sums.get(scope, 0) + seen.key.total
+        return [("", sum(sums.values())), *sorted(sums.items())] if sums else []
+
+    def _reason(self, key: Key) -> str:
+        loose = [s for s in self.seen if s.key == key and not s.taken]
+        wanted = [need for need in self.needs if need.key == key]
+        said = []
+        if wanted:
+            said.append("declared: " + listed(dict.fromkeys(f"{need.object} ({need.phase})" for need in wanted)))
+        if loose:
+            said.append("not declared: " + listed(f"{s.shown} {s.source}".strip() for s in loose))
+        return "; ".join(said)
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what nobody declared, with its source line, and what automatic partitioning does differently."""
+        if self.auto and self.known:
+            yield from self._partitioner()
+            return
+        for seen in self.seen if self.known else ():
+            if not seen.taken:
+                where = f" at {seen.source}" if seen.source else ""
+                text = f"nobody declared {seen.key.kind} over {seen.key.axes or 'unknown axes'}, "
+                text += f"{seen.key.payload} bytes x {seen.key.times}, in {seen.scope or 'no scope'}{where}"
+                yield Finding("undeclared collective", text, (seen.name,))
+
+    def _partitioner(self) -> Iterator[Finding]:
+        """What the partitioner, left to itself, inserts beside what explicit sharding declares."""
+        declared: dict[str, int] = {}
+        for need in self.needs:
+            scope = f"{need.key.kind}/{need.key.axes}"
+            declared[scope] = declared.get(scope, 0) + need.key.total
+        there = {scope: total for scope, total in self._sums() if scope}
+        for scope in sorted({*declared, *there}):
+            if declared.get(scope, 0) != there.get(scope, 0):
+                names = dict.fromkeys(s.name for s in self.seen if scope == f"{s.key.kind}/{s.key.axes}")
+                text = f"{scope}: {there.get(scope, 0)} bytes, {declared.get(scope, 0)} with explicit sharding"
+                yield Finding("automatic partitioning", text, tuple(names)[:4])
+
+
+def _explanation(change: str, amount: int, evidence: str) -> Explanation:
+    for name, reason in (
+        ("wider type", "sent in a wider type than declared"),
+        ("reduced whole", "an all-reduce and a slice in place of a reduce-scatter"),
+        ("one sum each", "parts of one gradient reduced one by one instead of their sum"),
+        ("out of the loop", "moved out of the loop: one collective of all layers"),
+        ("gathered by a sum", "a gather by summing shards written into zeros"),
+        ("passed around", "a gather or scatter by passing shards around a ring"),
+        ("merged gathers", "a second gather of the same array merged with the first"),
+        ("replay gone", "collectives of a recomputation that the compiler undid"),
+    ):
+        if name == change:
+            return Explanation(amount, reason, evidence)
+    raise KeyError(change)
+
+
+def _changed(need: Need, changes: tuple[Change, ...]) -> tuple[Key, str, int]:
+    """Return key, type and elements of one instruction of a changed form."""
+    kind, dtype, elements, times = need.key.kind, need.dtype, need.elements, need.key.times
+    for change in changes:
+        kind, dtype = change.kind or kind, change.dtype or dtype
+        if change.divided > 1:
+            elements, times = elements * change.divided, times // change.divided
+    return Key(kind, need.key.axes, payload_bytes(elements, dtype), times), dtype, elements
+
+
+def _evidence(seen: Seen, names: set[str]) -> bool:
+    """Return whether an instruction shows what some changes claim of it."""
+    if "reduced whole" in names and not seen.sliced:
+        return False
+    return "gathered by a sum" not in names or "summing into zeros" in seen.form
+
+
+def _related(need: Need, seen: Seen) -> bool:
+    return any(_near(scope, seen.scope) for scope in need.scopes)
+
+
+def _near(a: str, b: str) -> bool:
+    return a == b or a.startswith(b + "/") or b.startswith(a + "/") or not b
+
+
+def _likeness(need: Need, seen: Seen) -> tuple[bool, bool, bool]:
+    back = (need.phase in BACK) == (seen.phase in BACK)
+    return seen.scope in need.scopes, _related(need, seen), back
+
+
+def _same_pass(need: Need, seen: Seen) -> bool:
+    """Whether an instruction stands in the pass of a weight's gather, or in the backward pass of its gradient."""
+    if need.key.kind == "reduce-scatter":
+        return seen.phase == "backward"
+    return seen.phase == "forward" if need.phase == "forward" else seen.phase in BACK
+
+
+def _shown(seen: Seen, need: Need) -> str:
+    cut = f", of which {listed(seen.sliced)} keeps a part" if seen.sliced else ""
+    return f"{seen.shown} for {need.object}{cut}"
+
+
+def _whole(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A collective whose arrays are not listed, as one array."""
+    return {
+        "dtype": row["dtype"], "operand_bytes": row["operand_bytes"], "result_bytes": row["result_bytes"],
+        "scope": row["scope"], "phase": row["phase"], "argument": "", "sliced": (),
+    }  # fmt: skip
+
+
+def axes_text(axes: Iterable[str]) -> str:
+    """Return mesh axes as one text, as the ledger writes them."""
+    return ",".join(axes)
+
+
+def folded(items: Iterable[Explanation]) -> tuple[Explanation, ...]:
+    """Join explanations of one reason; what cancels stays, as an explanation of nothing, with its evidence."""
+    amounts: dict[str, int] = {}
+    evidence: dict[str, dict[str, None]] = {}
+    for item in items:
+        amounts[item.reason] = amounts.get(item.reason, 0) + item.amount
+        evidence.setdefault(item.reason, {})[item.evidence] = None
+    return tuple(Explanation(amount, reason, listed(evidence[reason])) for reason, amount in amounts.items())
+
+
+def listed(names: Iterable[str], most: int = 6) -> str:
+    """Return names in one line, the last ones only counted."""
+    found = list(names)
+    rest = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + rest
