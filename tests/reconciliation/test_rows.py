@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,10 @@ def test_a_row_closes_when_its_explanations_sum_to_the_residual_to_the_unit(p: i
         (row(Interval(0, 20, None), 0), "bounded"),  # a limit: only its upper end says something
         (row(Interval(0, 20, None), 21), "open"),
         (row(Interval(10, 20, 3), None), "unmeasured"),
+        # Around an expected value: two fifths of it are wide enough to bound, one more is not.
+        (row(Interval(90, 130, expected=100, maximum_width=Fraction(2, 5)), 130), "bounded"),
+        (row(Interval(90, 131, expected=100, maximum_width=Fraction(2, 5)), 130), "open"),
+        (row(Interval(90, 130, expected=100, maximum_width=Fraction(2, 5)), 131), "open"),
         (row(5, 7, verdict="misleading"), "unmeasured"),
         (row(5, 5, verdict="exact"), "exact"),
     ],
