@@ -116,7 +116,7 @@ def test_the_limit_by_hand() -> None:
 def test_onset_is_uncertain_between_the_planned_and_what_may_be_believed(
     lower: int, upper: int, starts: bool | None
 ) -> None:
-    """80% of 1,125 bytes is 900, less 100 of arguments 800, 95% of it 760; the pass may believe twice what is planned."""
+    """80% of 1,125 is 900, less 100 of arguments 800, 95% of it 760; the pass may believe twice what is planned."""
     found = onset("cuda", 1125, arguments=100, results=0, aliased=0, lower=lower, upper=upper)
     assert found is not None and (found.limit_bytes, found.starts) == (760, starts)
     assert onset("tpu", 1125, arguments=100, results=0, aliased=0, lower=lower, upper=upper) is None
