@@ -171,7 +171,7 @@ def gathered_at_once(program: Program, rank: Rank, prefetch: int | None = None) 
     every = (_group_of(program, name, layer) for name, layer in _uses(program, rank))
     order = [use for use, _ in groupby(every) if groups[use[0]].gathered_bytes]
     windows = (set(order[start : start + 1 + ahead]) for start in range(len(order)))
-    return max(sum(groups[name].gathered_bytes for name, _ in window) for window in windows)
+    return max((sum(groups[name].gathered_bytes for name, _ in window) for window in windows), default=0)
 
 
 def gather_sweeps(program: Program) -> int:

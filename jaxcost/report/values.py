@@ -37,7 +37,8 @@ def _ownership(run: Mapping[str, Any]) -> list[tuple[str, Any]]:
     default = Execution().to_data()
 
     def differs(path: str) -> Any:
-        found, usual = run, default
+        found: Any = run
+        usual: Any = default
         for part in path.split("."):
             found, usual = found.get(part, usual[part]), usual[part]
         return None if found == usual else ",".join(map(str, found)) if isinstance(found, list | tuple) else found

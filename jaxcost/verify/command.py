@@ -278,7 +278,7 @@ def _compared(jobs: Sequence[Job], request: VerifyRequest) -> tuple[tuple[Report
         if failure.get("kind") == "rejected"
     }
     for index, problems in refused.items():
-        if not failed[index]["details"].get("not_executed"):
+        if not failed[index].get("details", {}).get("not_executed"):
             raise RejectedError(problems)
     kinds = {index: failure.get("kind") for index, failure in failed.items()}
     reports = []

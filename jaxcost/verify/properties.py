@@ -2,8 +2,9 @@
 
 The oracle is `jaxcost.verify.recount`, an identity between two predictions, or a bound; never the fold under test. A
 property that says nothing about a case (tying, where heads cannot be tied) returns without a word. The properties of
-work are here, those of storage and formats in `storage_properties`; importing this module registers both. The compiled
-program is held to the ledger by `jaxcost.verify.fuzz`, which has the workers for it.
+work are here, those of storage and formats in `storage_properties`, those of sharding in `ownership_properties`;
+importing this module registers all. The compiled program is held to the ledger by `jaxcost.verify.fuzz`, which has
+the workers for it.
 
     for name, claim in PROPERTIES.items():
         claim.check(case)
@@ -17,7 +18,7 @@ from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.prediction import dead
 from jaxcost.prediction.program import program
-from jaxcost.verify import recount, storage_properties
+from jaxcost.verify import ownership_properties, recount, storage_properties
 from jaxcost.verify.holding import (
     PROPERTIES,
     at_most,
@@ -31,7 +32,7 @@ from jaxcost.verify.holding import (
 )
 from jaxcost.verify.strategies import altered, divisors
 
-__all__ = ["PROPERTIES", "broken", "storage_properties"]
+__all__ = ["PROPERTIES", "broken", "ownership_properties", "storage_properties"]
 
 
 @declares("tying the head removes one table of unique parameters and no FLOP")

@@ -66,6 +66,30 @@ def shards_add_up(case: Case) -> None:
         expect(local, totals(case, "parameters")["bytes"], "parameter bytes of one device against the ledger")
 
 
+@declares("a plain gated layer saves its two norm inputs and outputs, q, k, v, probabilities, context and three widths")
+def saved_activations_equal_the_list(case: Case) -> None:
+    """Add up the list by hand, with the head's operand, final norm and logits; other forms of layer are left out."""
+    arch, work, state = case.architecture, case.workload, case.state
+    if case.workload.phase != "training" or case.execution.remat != "none" or state.frozen or work.dropout:
+        return
+    if work.attention != "materialised" or work.lengths or arch.embedding_width or arch.embedding_norm:
+        return
+    width, scored = BITS[state.compute_dtype] // 8, BITS[state.score_dtype] // 8
+    rows, d = work.batch // work.accumulate * work.new_tokens, arch.hidden_size
+    total = (1 + (arch.final_norm is not None)) * rows * d * width
+    total += rows * case.vocabulary_rows * BITS[state.logits_dtype] // 8 * (1 + (arch.logit_softcap is not None))
+    for index, group in enumerate(arch.groups):
+        layer, attention = group.layer, group.layer.attention
+        plain = layer.residual == "pre" and layer.mlp.form == "gated" and layer.attention_norm and layer.mlp_norm
+        if not plain or attention.qk_norm or attention.score_softcap is not None or arch.logit_softcap is not None:
+            return
+        queries, keys = (heads * attention.head_dim for heads in (case.query_heads(index), attention.kv_heads))
+        own = 4 * d + 2 * queries + 2 * keys + 3 * layer.mlp.width
+        pairs = rows * work.new_tokens * case.query_heads(index) * scored
+        total += group.repeat * (rows * own * width + pairs)
+    expect(totals(case, "activations")["saved_bytes"], total, "saved bytes of one microbatch")
+
+
 @declares("every state role holds its population's scalars in its own dtype, and nothing else")
 def state_equals_the_walk(case: Case) -> None:
     """Compare the bytes of every role while all are alive with a walk over arrays and objects."""

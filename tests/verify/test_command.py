@@ -126,6 +126,18 @@ def test_what_the_network_does_not_express_is_2(compiler: dict[str, Seen], capsy
     assert json.loads(capsys.readouterr().out)["errors"] == [problem]
 
 
+def test_a_sound_case_that_the_network_does_not_execute_is_predicted(
+    compiler: dict[str, Seen], capsys: Capture
+) -> None:
+    problem = {"path": "execution.zero", "value": 3, "rule": "not executed", "remedy": "use --zero 0"}
+    compiler["says"] = failed("rejected", "rejected", problems=[problem], details={"not_executed": True})
+    assert main(["verify", *TRAINING, "--target", "cpu:1", "--json"]) == 0
+    report = report_of(capsys)
+    assert report["status"] == "unmeasured" and {row["status"] for row in report["rows"]} == {"unmeasured"}
+    assert "execution.zero: not executed" in report["findings"][0]["text"]
+    assert main(["verify", *TRAINING, "--target", "cpu:1", "--strict", "--quiet"]) == 1
+
+
 def test_a_refusal_is_1(compiler: dict[str, Seen], capsys: Capture) -> None:
     def refused(wish: Wish) -> Observed:
         return observed(CPU, lambda d: d.update(status="refused", reason="RESOURCE_EXHAUSTED: out of memory"))

@@ -16,12 +16,15 @@ from jaxcost.prediction import (
     activations,
     dead,
     flops,
+    groups,
     kv_cache,
     ledgers,
     ownership,
     parameters,
     primitives,
     replay,
+    sharding,
+    stages,
     state,
     traffic,
 )
@@ -34,6 +37,24 @@ from jaxcost.verify.properties import PROPERTIES
 from jaxcost.verify.strategies import altered
 
 Patch = Callable[[pytest.MonkeyPatch], None]
+at_once, part = groups.gathered_at_once, groups._part
+
+
+def larger_part(program: Program, entry: Any) -> Any:
+    found = part(program, entry)
+    return found._replace(shard=found.shard + 1)
+
+
+def loosely(patch: pytest.MonkeyPatch) -> None:
+    """Any number of K/V heads passes, in the layer and in the case."""
+    patch.setattr(Attention, "problems", loose_heads)
+    patch.setattr(Case, "_tensor_problems", lambda self: ())
+
+
+def piped(**options: Any) -> Case:
+    return train(batch=4, accumulate=2, mesh={"pipeline": 2}, **options)
+
+
 contraction_flops = flops.contraction_flops
 
 
@@ -139,9 +160,63 @@ FAULTS: dict[str, list[tuple[Callable[[], Case], Patch]]] = {
     ],
     "kv_heads_leave_pairwise_work": [
         (prefill, contraction(lambda p, op, pairs, n: n * p.sizes.axis("k", 0) // 4 if op.name == "scores" else n)),
-        (prefill, attribute(Attention, "problems", loose_heads)),
+        (prefill, loosely),
     ],
     "forward_equals_the_walk": [(prefill, more("down")), (decode, more("scores"))],
+    "owned_state_equals_the_walk": [
+        (lambda: train(mesh={"fsdp": 2}), lambda patch: patch.delitem(ownership.SHARDED, "d")),
+        (lambda: train(mesh={"data": 2}, zero=2), lambda patch: patch.setitem(ownership.ROLE_STAGE, "gradient", 3)),
+        (lambda: train(mesh={"fsdp": 2}, offload=["optimizer"]), total("ownership", "host_bytes", lambda case, n: 0)),
+        (
+            lambda: train(batch=4, accumulate=2, mesh={"fsdp": 2}, gradient_sync="last_microbatch"),
+            attribute(sharding, "unreduced", lambda case, item: False),
+        ),
+    ],
+    "the_cluster_holds_every_copy": [
+        (lambda: train(mesh={"data": 2}), total("ownership", "cluster_bytes", lambda case, n: n // 2 - 1)),
+        (lambda: train(mesh={"fsdp": 2}), total("ownership", "cluster_bytes", lambda case, n: n * 2)),
+        (train, total("ownership", "padding_bytes", lambda case, n: n - 1)),
+    ],
+    "zero_stages_only_shrink": [
+        (
+            lambda: train(mesh={"data": 2}),
+            total("ownership", "by_zero_stage", lambda case, stages: {**stages, "2": stages["0"] + 1}),
+        ),
+    ],
+    "stages_sum_to_the_model": [
+        (piped, attribute(stages.Rank, "holds", lambda self, scope, tied=False: True)),
+        (piped, attribute(flops, "overlap", lambda stage, group, first, repeat: (first, repeat))),
+        (lambda: piped(pipeline_schedule="1f1b"), attribute(ownership, "in_flight", lambda case, rank: 2)),
+    ],
+    "gathered_groups_equal_the_walk": [
+        (lambda: train(mesh={"fsdp": 2}, fsdp_group="block"), attribute(groups, "_part", larger_part)),
+        (
+            lambda: train(mesh={"fsdp": 2}, fsdp_group="block", prefetch=1),
+            attribute(ownership, "group_totals", lambda p, rank: {"gathered_at_once_bytes": at_once(p, rank, 0)}),
+        ),
+    ],
+    "partial_sums_keep_their_extent": [
+        (lambda: train(mesh={"tensor": 2}), total("ownership", "tensor", lambda case, n: {"largest_partial_bytes": 64}))
+    ],
+    "gradients_wait_for_their_reduction": [
+        (
+            lambda: train(batch=4, accumulate=2, mesh={"fsdp": 2}, gradient_sync="last_microbatch"),
+            attribute(sharding, "unreduced", lambda case, item: False),
+        ),
+        (
+            lambda: train(mesh={"data": 2}),
+            total("ownership", "gradients", lambda case, found: {**found, "reductions": 2}),
+        ),
+    ],
+    "one_gradient_is_reduced": [
+        (lambda: train(mesh={"data": 2}), total("collectives", "payload_bytes", lambda case, n: n * 3)),
+        (lambda: train(mesh={"data": 2}), total("collectives", "payload_bytes", lambda case, n: n // 4)),
+    ],
+    "inputs_equal_the_walk": [(train, total("device", "input_bytes", lambda case, n: n + 4))],
+    "saved_activations_equal_the_list": [
+        (train, total("activations", "saved_bytes", lambda case, n: n + 128)),
+        (train, total("activations", "saved_bytes", lambda case, n: n - 64)),
+    ],
     "training_is_six_n_d": [
         (train, more()),
         (lambda: train(narrow()), more("project_in")),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxcost.verify.failures import closure, flops, parameters, state, traffic
+from jaxcost.verify.failures import activations, closure, flops, ownership, parameters, state, traffic
 from jaxcost.verify.failures.common import Failure, FailureResult
 
 __all__ = ["Failure", "FailureResult", "failures", "run_failures"]
@@ -18,7 +18,7 @@ __all__ = ["Failure", "FailureResult", "failures", "run_failures"]
 def failures() -> tuple[Failure, ...]:
     """Return every row, in the order of the tables."""
     found: list[Failure] = []
-    for table in (parameters, state, flops, traffic, closure):
+    for table in (parameters, state, activations, flops, ownership, traffic, closure):
         found += table.failures()
     return tuple(found)
 

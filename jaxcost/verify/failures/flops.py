@@ -261,11 +261,13 @@ def failures() -> list[Failure]:
             train,
             shifted(FLOPS, "backward", lambda case, n: n + 14 * recount.trainable_parameters(case)),
         ),
-        not_reached(
+        against(
             "0x06J/8",
             "collectives are hidden in 6 N D",
             "communication vanishes from the report",
-            "collectives are not predicted yet; the ledger says so instead of a number",
+            "one_gradient_is_reduced",
+            lambda: train(mesh={"data": 2}),
+            shifted("collectives", "payload_bytes", lambda case, n: 0),
         ),
         against(
             "0x06J/9",
