@@ -42,8 +42,6 @@ def outside(program: Program) -> str:
         return f"no development case keeps a {state.kv_dtype} cache beside {state.compute_dtype} activations"
     if not run.donate and case.workload.phase == "decode":
         return "no development case decodes without donating its cache"
-    if case.workload.phase == "decode" and case.workload.new_tokens > 1:
-        return "no development case decodes several tokens at once"
     for group in program.case.architecture.groups:
         if group.layer.attention.storage == "fused" or group.layer.mlp.storage == "fused":
             return "no development case has fused projections"
@@ -344,9 +342,7 @@ def _unrolled(program: Program, policy: Policy, layers: tuple[_Layer, ...]) -> I
         yield Held("workspace", "q, k and v of all layers", scope, span, rule.id)
 
 
-def _fetched(
-    program: Program, policy: Policy, layer: _Layer, rule_id: str, guests: int = 0
-) -> Iterable[Held]:
+def _fetched(program: Program, policy: Policy, layer: _Layer, rule_id: str, guests: int = 0) -> Iterable[Held]:
     """Weights of one layer cut out of their stack, and under fsdp gathered."""
     run, scope = program.case.execution, f"group{layer.group}/mlp"
     sharded = run.degree("fsdp") > 1
@@ -427,7 +423,7 @@ def _single_row_weights(program: Program, policy: Policy, layer: _Layer) -> Iter
     run, scope = program.case.execution, f"group{layer.group}/attn"
     if layer.batch > 1 or layer.kv_heads == 1 or run.layers != "scan" or run.degree("fsdp") > 1:
         return
-    wanted = [("decode-batch-one-weights", ("k_proj", "v_proj"))]
+    wanted: list[tuple[str, tuple[str, ...]]] = [("decode-batch-one-weights", ("k_proj", "v_proj"))]
     if run.degree("tensor") > 1:
         wanted.append(("decode-batch-one-queries", ("q_proj",)))
     for rule_id, names in wanted:
