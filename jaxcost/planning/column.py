@@ -16,7 +16,7 @@ from typing import Any
 from jaxcost.contracts.case import Case
 from jaxcost.observation.observed import Observed
 from jaxcost.observation.targets import Target
-from jaxcost.planning.expected import predicted_peak
+from jaxcost.planning.expected import predicted_onset, predicted_peak
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.reconciliation.report import reconcile
 from jaxcost.reconciliation.rows import Row
@@ -120,7 +120,7 @@ class Column:
         if self.seen is None or self.status in ("failed", "unmeasured") or self.seen.data["hlo"] is None:
             return ()
         found = reconcile(self.prediction, self.seen).rows
-        return tuple(row for row in found if not row.scope and not row.phase and not row.verdict and _compared(row))
+        return tuple(row for row in found if _compared(row))
 
     @property
     def open_rows(self) -> tuple[Row, ...]:
@@ -146,6 +146,7 @@ class Column:
             "flops_all_devices": flops["total"],
             "collectives": predicted_collectives(self.prediction),
             "fits": {fraction: self.predicted_fits(fraction) for fraction in self.fractions},
+            "rematerialises": predicted_onset(self.prediction, self.target, self.peak),
         }
 
     def compiled(self) -> dict[str, Any] | None:
@@ -195,7 +196,7 @@ class Column:
         }
 
     def rematerialisation(self) -> dict[str, Any] | None:
-        """Return what XLA's own rematerialisation made of a program that exceeds the device; None where it fits."""
+        """Return what XLA's own rematerialisation made of the program; None where it was not compiled again."""
         section = (self.seen.data["rematerialisation"] or {}) if self.seen is not None else {}
         second = section.get("second_compile")
         if not second:
@@ -224,15 +225,21 @@ class Column:
 
     def _remat_text(self, found: Mapping[str, Any]) -> str:
         largest = max(self.fractions, key=Fraction)
+        quietly = " silently" if self.target.family == "cuda" else ""
         more = "unknown FLOPs" if found["excess_flops"] is None else f"{found['excess_flops']:,} FLOPs"
         share = "" if found["excess_share"] is None else f", {100 * found['excess_share']:+.1f}%"
-        if found["status"] == "refused":
-            return f"XLA would rematerialise ({more} more{share}), and the compiler still refuses the program"
-        quietly = " silently" if self.target.family == "cuda" else ""
-        end = f"then fit {largest} of the device" if found["fits"][largest] else "still not fit"
         required = "size unknown"
         if found["required_bytes"] is not None:
             required = f"{about(found['required_bytes'], 'bytes')} ({found['required_bytes']:,} bytes) required"
+        if found["status"] == "refused":
+            return f"XLA would rematerialise ({more} more{share}), and the compiler still refuses the program"
+        if not found["instructions"]:
+            return f"XLA left to itself recomputes nothing: {required}"
+        if self.fits(largest):
+            return (
+                f"XLA left to itself rematerialises{quietly} ({more} more{share}) though the program fits: {required}"
+            )
+        end = f"then fit {largest} of the device" if found["fits"][largest] else "still not fit"
         return f"XLA would rematerialise{quietly} ({more} more{share}) and {end}: {required}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -328,7 +335,9 @@ def _sum(values: Any) -> int | None:
 
 
 def _compared(row: Row) -> bool:
-    return row.counter in COMPARED or row.counter.startswith("collective")
+    """Whether a row is a total, or the payload of one kind of collective over one axis."""
+    total = row.counter in COMPARED and not row.scope and not row.phase
+    return not row.verdict and (total or row.counter == "collective_bytes")
 
 
 def _within(size: int | None, limit: int | None) -> bool | None:

@@ -14,7 +14,7 @@ against the device's memory times a stated fraction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -125,7 +125,8 @@ def compare(
         RejectedError: with the problems of all specs together.
         UnavailableError: a target's compiler is not installed.
 
-    A compile that dies (time, memory) is a column with its reason.
+    A compile that dies (time, memory) is a column with its reason; a spec that the reference program does not execute
+    is predicted and unmeasured.
     """
     labels = fraction_labels(fractions)
     planned = plan(manifest, options, specs, targets)
@@ -158,9 +159,7 @@ def plan(
             for text in targets or ("cpu",):
                 planned.append(Planned(spec, case, _target(case, text)))
         except RejectedError as error:
-            problems += [
-                Problem(f"{spec.name}: {item.path}", item.value, item.rule, item.remedy) for item in error.problems
-            ]
+            problems += _named(spec.name, [problem.to_dict() for problem in error.problems])
     seen: dict[tuple[str, str], str] = {}
     for item in planned:
         key = (item.case.digest, item.target.text)
@@ -284,11 +283,22 @@ def _observe(
     ) as pool:
         found = observe_many([Wish(planned[i].case, planned[i].target.text) for i in order], pool=pool)
     seen: dict[int, Observed] = dict(zip(order, found, strict=True))
-    for item in found:
+    problems: list[Problem] = []
+    for index, item in zip(order, found, strict=True):
         failure = item.data.get("failure") or {}
+        details = failure.get("details") or {}
         if failure.get("kind") == "unavailable":
-            raise UnavailableError(failure["details"]["what"], item.reason, failure["details"]["remedy"])
+            raise UnavailableError(details["what"], item.reason, details["remedy"])
+        if failure.get("kind") == "rejected" and not details.get("not_executed"):
+            problems += _named(planned[index].spec.name, failure["problems"])
+    if problems:
+        raise RejectedError(problems)
     return [seen[index] for index in range(len(planned))]
+
+
+def _named(name: str, problems: Iterable[Mapping[str, Any]]) -> list[Problem]:
+    """Return problems of one spec, each with the spec's name before its path."""
+    return [Problem(f"{name}: {p['path']}", p["value"], p["rule"], p["remedy"]) for p in problems]
 
 
 def _weight(item: Planned) -> int:

@@ -1,11 +1,15 @@
-"""The one place where a plan asks the prediction for a live peak."""
+"""The one place where a plan asks the prediction for a live peak, and for when XLA would recompute to lower it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from jaxcost.observation.targets import Target
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.prediction.peak import Unpredicted, predict_peak
+from jaxcost.prediction.rematerialisation import onset
+from jaxcost.reconciliation.storage import donated_bytes
 
 
 def predicted_peak(prediction: Prediction, family: str) -> dict[str, Any]:
@@ -29,3 +33,19 @@ def predicted_peak(prediction: Prediction, family: str) -> dict[str, Any]:
     if found.is_open:
         answer["reason"] = "the interval is too wide to bound anything"
     return answer
+
+
+def predicted_onset(prediction: Prediction, target: Target, peak: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return whether XLA, left to itself, would recompute: `starts` (None where the interval holds the limit) and why.
+
+    None where the family has no known rule, the target no memory, or the peak no policy.
+    """
+    memory = target.device_memory_bytes
+    if memory is None or peak["upper"] is None:
+        return None
+    totals = prediction.ledgers["device"].totals
+    found = onset(
+        target.family, memory, arguments=totals["argument_bytes"], results=totals["output_bytes"],
+        aliased=donated_bytes(prediction), lower=peak["lower"], upper=peak["upper"],
+    )  # fmt: skip
+    return None if found is None else {"starts": found.starts, "reason": found.reason}

@@ -100,7 +100,7 @@
     range.value = index;
     line.setAttribute("x1", at);
     line.setAttribute("x2", at);
-    const place = [point.moment, point.scope, point.phase].filter(Boolean).join(", ");
+    const place = [...new Set([point.moment, point.scope, point.phase])].filter(Boolean).join(", ");
     const most = point.step === column.timeline.peak_step ? " (the peak)" : "";
     range.setAttribute("aria-valuetext", `step ${point.step}, ${size(point.bytes)} live${most}, ${place}`);
     head.replaceChildren();

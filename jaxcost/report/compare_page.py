@@ -17,6 +17,7 @@ from jaxcost.report.compare_bars import bars_svg
 from jaxcost.report.compared import (
     all_notes,
     collective_rows,
+    explanations,
     fit_text,
     has_limit,
     percent,
@@ -165,12 +166,7 @@ def _notes(data: Mapping[str, Any]) -> str:
         f'<li>{escape(where)}: <span class="{"no" if bad else ""}">{escape(text)}</span></li>'
         for text, bad, where in all_notes(data["columns"])
     ]
-    reasons = dict.fromkeys(
-        f"{row['counter']}: {item['reason']} ({signed(item['amount'])} {row['unit']})"
-        for column in data["columns"]
-        for row in column["rows"]
-        for item in row["explanations"]
-    )
+    reasons = explanations(data["columns"])
     if data["advice"]:
         items = "".join(
             f'<li>{escape(item["text"])} <span class="dim">({escape(item["basis"])})</span></li>'
@@ -205,6 +201,7 @@ def _schedule(columns: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> s
         f"{escape(_label(column))}</label>"
         for index, column in enumerate(shown)
     )
+    caption = "largest live buffers beside arguments and results, which stay throughout"
     heads = ("class", "bytes", "shape", "scope", "source line or instruction")
     head = "".join(f'<th scope="col"{" class=n" if name == "bytes" else ""}>{name}</th>' for name in heads)
     return (
@@ -215,7 +212,7 @@ def _schedule(columns: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> s
         '<label class="dim" for="cursor">point of the schedule</label>'
         '<input type="range" id="cursor" min="0" max="0" value="0">'
         '<p id="live-head"></p><p id="live-classes"></p><button type="button" id="to-peak">to the peak</button>'
-        f'<div class="wide"><table><caption>largest live buffers</caption><thead><tr>{head}</tr></thead>'
+        f'<div class="wide"><table><caption>{caption}</caption><thead><tr>{head}</tr></thead>'
         '<tbody id="live"></tbody></table></div></section>'
     )
 
@@ -268,9 +265,10 @@ def _matrices(columns: Sequence[Mapping[str, Any]]) -> str:
             sides.append(None if found is None else {(row["kind"], row["axis"]): row["bytes"] for row in found["rows"]})
         keys = [(kind, axis) for kind, axis, _, _ in collective_rows(column)]
         kinds, axes = sorted({kind for kind, _ in keys}), sorted({axis for _, axis in keys})
+        statuses = {row["scope"]: row["status"] for row in column["rows"] if row["counter"] == "collective_bytes"}
         rows = []
         for kind in kinds:
-            cells = "".join(_matrix_cell(sides, (kind, axis), largest) for axis in axes)
+            cells = "".join(_matrix_cell(sides, (kind, axis), largest, statuses) for axis in axes)
             rows.append(f'<tr><th scope="row">{escape(kind)}</th>{cells}</tr>')
         if not rows:
             rows = ["<tr><td>no collective</td></tr>"]
@@ -283,13 +281,19 @@ def _matrices(columns: Sequence[Mapping[str, Any]]) -> str:
     return f'<h2>collectives</h2><p class="dim">{note}</p><div class="matrices wide">{"".join(parts)}</div>'
 
 
-def _matrix_cell(sides: Sequence[dict[tuple[str, str], int | None] | None], key: tuple[str, str], largest: int) -> str:
+def _matrix_cell(
+    sides: Sequence[dict[tuple[str, str], int | None] | None],
+    key: tuple[str, str],
+    largest: int,
+    statuses: Mapping[str, str],
+) -> str:
     compiled, predicted = (None if side is None else side.get(key, 0) for side in sides)
     shown, below = compiled, ""
     if sides[0] is None:
         shown, below = predicted, "<small>predicted</small>"
     elif sides[1] is not None and predicted != compiled:
-        below = f"<small>predicted {_amount(predicted, 'bytes')}</small>"
+        status = statuses.get("/".join(key), "")
+        below = f'<small>predicted {_amount(predicted, "bytes")}<br><span class="{status}">{status}</span></small>'
     if not shown and not below:
         return '<td class="n dim">-</td>'
     shade = 0.06 + 0.5 * (shown or 0) / largest

@@ -11,7 +11,7 @@ from rich.text import Text
 from jaxcost.report.console import console, table
 from jaxcost.report.gather import count
 from jaxcost.report.numbers import about, exact, signed
-from jaxcost.report.tables import line
+from jaxcost.report.tables import line, status_text
 from jaxcost.report.values import case_values
 
 CHANGES_SHOWN = 6
@@ -152,7 +152,7 @@ def _show_exact(out: Console, columns: Sequence[Mapping[str, Any]]) -> None:
     for column in columns:
         made = table("per device", "predicted", "compiled", "error", "status", right=("predicted", "compiled", "error"),
                      title=f"{column['name']} on {column['target']}")  # fmt: skip
-        statuses = {row["counter"]: row["status"] for row in column["rows"]}
+        statuses = {row["counter"]: row["status"] for row in column["rows"] if not row["scope"]}
         named = {"flops": "matmul_flops", "peak_bytes": "live_peak_bytes"}
         for name, (first, second) in totals(column).items():
             made.add_row(name, exact(first), exact(second), percent(column["error"].get(name)),
@@ -166,14 +166,7 @@ def _show_notes(out: Console, columns: Sequence[Mapping[str, Any]]) -> None:
     """What stands beside the numbers: refusals, XLA's own rematerialisation, dead workers, explanations."""
     for text, bad, where in all_notes(columns):
         line(out, f"{where}: {text}", style="bold red" if bad else "")
-    reasons = dict.fromkeys(
-        f"{row['counter']} {row['status']}: {item['reason']} ({signed(item['amount'])})"
-        for column in columns
-        for row in column["rows"]
-        for item in row["explanations"]
-        if row["counter"] in ("matmul_flops", "argument_bytes")
-    )
-    for text in reasons:
+    for text in explanations(columns):
         line(out, text, style="dim")
 
 
@@ -187,6 +180,18 @@ def all_notes(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool, str
         (text, bad, "all columns" if len(where) == len(columns) > 1 else "; ".join(where))
         for (text, bad), where in found.items()
     ]
+
+
+def explanations(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what explains the differences of the two witnesses: counter, reason, amounts, each reason once."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for column in columns:
+        for row in column["rows"]:
+            for item in row["explanations"]:
+                if not row["scope"]:
+                    amounts = found.setdefault((row["counter"], item["reason"]), {})
+                    amounts[f"{signed(item['amount'])} {row['unit']}"] = None
+    return [f"{counter} explained: {reason} ({', '.join(amounts)})" for (counter, reason), amounts in found.items()]
 
 
 def has_limit(columns: Sequence[Mapping[str, Any]]) -> bool:
@@ -203,12 +208,16 @@ def column_notes(column: Mapping[str, Any]) -> list[tuple[str, bool]]:
         notes.append((f"{column['status']}: {column['reason']}", column["status"] == "failed"))
     if column["rematerialisation"]:
         notes.append((column["rematerialisation"]["text"], False))
+    expected = column["predicted"]["rematerialises"]
+    if expected and expected["starts"] and not column["rematerialisation"]:
+        notes.append((f"XLA left to itself is predicted to rematerialise: {expected['reason']}", False))
     peak = column["predicted"]["peak_bytes"]
     if peak.get("reason"):
         notes.append((f"peak: {peak['reason']}", False))
     for row in column["rows"]:
         if row["status"] == "open":
-            notes.append((f"{row['counter']} open: residual {signed(row['residual'])} {row['unit']}", True))
+            name = " ".join(part for part in (row["counter"], row["scope"]) if part)
+            notes.append((f"{name} open: residual {signed(row['residual'])} {row['unit']}", True))
     return notes
 
 
@@ -232,11 +241,14 @@ def _show_classes(out: Console, columns: Sequence[Mapping[str, Any]]) -> None:
 
 def _show_collectives(out: Console, columns: Sequence[Mapping[str, Any]]) -> None:
     made = table(
-        "spec", "collective", "over", "predicted bytes", "compiled bytes", right=("predicted bytes", "compiled bytes")
-    )
+        "spec", "collective", "over", "predicted bytes", "compiled bytes", "status",
+        right=("predicted bytes", "compiled bytes"),
+    )  # fmt: skip
     for column in columns:
+        statuses = {row["scope"]: row["status"] for row in column["rows"] if row["counter"] == "collective_bytes"}
         for index, (kind, axis, first, second) in enumerate(collective_rows(column)):
-            made.add_row(column["name"] if index == 0 else "", kind, axis, first, second)
+            status = status_text(statuses.get(f"{kind}/{axis}", ""))
+            made.add_row(column["name"] if index == 0 else "", kind, axis, first, second, status)
     if made.row_count:
         out.print(made)
 

@@ -49,7 +49,7 @@ def test_the_table_says_what_fits_and_why_not(data: dict[str, Any], capsys: pyte
         "the compiler refuses: <RESOURCE_EXHAUSTED> & more",
         "failed: timed out: no answer within 1 s",
         "84,942,979,072 bytes of device memory (79.11 GiB)",
-        "matmul_flops explained: dead replay dropped by differentiation (-30,786,325,577,728)",
+        "matmul_flops explained: dead replay dropped by differentiation (-30,786,325,577,728 FLOPs)",
         "a=8 -> b=8 on h100:8 (compiled)",
         "what to change first",
     ):
