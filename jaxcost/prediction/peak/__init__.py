@@ -22,14 +22,18 @@ __all__ = [
 
 # Which module knows the moments of a family and phase. Each has `moments(program, policy)`, which returns the moments
 # (with `assumptions(program, policy)` beside them) or `Unpredicted` where the case lies outside of its domain.
-MODULES: dict[tuple[str, str], str] = {("cuda", "training"): "training"}
+MODULES: dict[tuple[str, str], str] = {
+    ("cuda", "training"): "training",
+    ("cuda", "prefill"): "serving",
+    ("cuda", "decode"): "serving",
+}
 
 
 def predict_peak(program: Program, family: str) -> PeakPrediction | Unpredicted:
     """Return the live peak of one step on the worst device of a family of targets: `cuda`, `tpu` or `cpu`."""
     phase = program.case.workload.phase
     name = MODULES.get((family, phase))
-    policy = policy_for(family) if name else None
+    policy = policy_for(family, phase) if name else None
     if name is None or policy is None:
         return Unpredicted(f"no materialisation policy covers {phase} on {family}")
     reason = outside(program)

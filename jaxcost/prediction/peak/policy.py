@@ -21,7 +21,9 @@ from typing import Any
 from jaxcost.contracts.errors import Problem, RejectedError
 
 SCHEMA = "jaxcost.peak.v1"
-FILES = {"cuda": "cuda-jax0.10.toml", "tpu": "tpu-jax0.10.toml"}
+# The record of a family, and apart from it that of serving where it has one of its own.
+FILES = {"cuda": "cuda-jax0.10.toml", "cuda serving": "cuda-jax0.10-serving.toml", "tpu": "tpu-jax0.10.toml"}
+FAMILIES = ("cuda", "tpu")
 _REMEDY = "correct the policy record"
 _TABLE = {"schema": str, "name": str, "family": str, "compiler": str, "read_from": str, "rules": list}
 _RULE = {"id": str, "value": (bool, int), "alternatives": list, "reason": str, "evidence": list}
@@ -96,8 +98,8 @@ def parse_policy(text: str, path: str = "policy") -> Policy:
     problems = list(_keys(data, _TABLE, path, optional=()))
     if data.get("schema") != SCHEMA:
         problems.append(Problem(f"{path}.schema", data.get("schema"), f"must be {SCHEMA}", _REMEDY))
-    if data.get("family") not in FILES:
-        problems.append(Problem(f"{path}.family", data.get("family"), f"must be one of {', '.join(FILES)}", _REMEDY))
+    if data.get("family") not in FAMILIES:
+        problems.append(Problem(f"{path}.family", data.get("family"), f"must be one of {', '.join(FAMILIES)}", _REMEDY))
     rules: dict[str, Rule] = {}
     for number, item in enumerate(data["rules"] if isinstance(data.get("rules"), list) else ()):
         place = f"{path}.rules.{number}"
@@ -149,13 +151,14 @@ def _rule_problems(item: object, path: str) -> Iterable[Problem]:
 
 
 @lru_cache(maxsize=4)
-def policy_for(family: str) -> Policy | None:
-    """Return the packaged policy of a family of targets, None where there is none (CPU).
+def policy_for(family: str, phase: str = "training") -> Policy | None:
+    """Return the packaged policy of a family of targets and phase, None where there is none (CPU).
 
     Raises:
         RejectedError: the record is broken.
     """
-    if family not in FILES:
+    name = FILES.get(f"{family} serving", FILES.get(family)) if phase != "training" else FILES.get(family)
+    if name is None:
         return None
-    text = resources.files(__package__).joinpath("policies", FILES[family]).read_text(encoding="utf-8")
-    return parse_policy(text, FILES[family])
+    text = resources.files(__package__).joinpath("policies", name).read_text(encoding="utf-8")
+    return parse_policy(text, name)
