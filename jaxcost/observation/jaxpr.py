@@ -1,8 +1,8 @@
 """The third witness: contractions counted in the jaxpr, before XLA rewrites anything.
 
 Each equation is counted with the trips of the scans around it and named by the name stacks of the equations around
-it, so its rows carry the same scopes and phases as those read from HLO. Inside `shard_map` shapes are per shard:
-those counts are times the mesh, so that every total here is the whole program's, over all devices.
+it, so its rows carry the same scopes and phases as those read from HLO. Inside `shard_map` shapes are per shard along
+its manual axes: those counts are times their sizes, so that every total here is the whole program's, over all devices.
 
     dot_general            2 * prod(result) * prod(contracted)
     conv_general_dilated   2 * valid taps * (input features / groups) * output features * batch
@@ -172,7 +172,10 @@ class _Counter:
                 self.unknowns.append(reason)
             return Total(None, None, reason)
         if primitive == "shard_map":
-            return exact(int(eqn.params["mesh"].size))
+            # Axes that are not manual are left to the partitioner: along them shapes are whole.
+            shape = eqn.params["mesh"].shape
+            manual = eqn.params.get("newly_manual_axes") or tuple(shape)
+            return exact(prod(shape[axis] for axis in manual))
         return ONE
 
     def _row(self, eqn: Any, primitive: str, name: str) -> JaxprRow | None:

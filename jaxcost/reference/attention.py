@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,10 +108,10 @@ def blockwise(
     Backward keeps q, k, v, the output and one log-sum-exp per row, and computes q k^T of each block once more (scope
     `replay`): five contractions per pair against two in forward.
     """
-    return _forward(q, k, v, Rows(first_row, window), key, blocks)[0]
+    return forward(q, k, v, Rows(first_row, window), key, blocks)[0]
 
 
-def _forward(
+def forward(
     q: jax.Array, k: jax.Array, v: jax.Array, rows: Rows, key: jax.Array | None, blocks: Blocks
 ) -> tuple[jax.Array, jax.Array]:
     """Return the output and the log-sum-exp of each row, `[b, s, k, g]` in fp32."""
@@ -151,11 +152,11 @@ def _forward_rule(
     q: jax.Array, k: jax.Array, v: jax.Array, first_row: jax.Array, window: jax.Array | None, key: jax.Array | None,
     blocks: Blocks,
 ) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:  # fmt: skip
-    out, lse = _forward(q, k, v, Rows(first_row, window), key, blocks)
+    out, lse = forward(q, k, v, Rows(first_row, window), key, blocks)
     return out, (q, k, v, first_row, window, key, out, lse)
 
 
-def _backward_rule(blocks: Blocks, saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array | None, ...]:
+def backward(blocks: Blocks, saved: tuple[Any, ...], g: jax.Array) -> tuple[jax.Array | None, ...]:
     """Return the cotangents of q, k, v.
 
     With P = exp(S - lse): dV = P^T dO, dP = dO V^T, dS = P * (dP - rowsum(dO * O)), dQ = dS K, dK = dS^T Q. Dropout
@@ -207,7 +208,7 @@ def _backward_rule(blocks: Blocks, saved: tuple[jax.Array, ...], g: jax.Array) -
     return _join(dq).astype(q.dtype), _join(dk).astype(k.dtype), _join(dv).astype(v.dtype), None, None, None
 
 
-blockwise.defvjp(_forward_rule, _backward_rule)
+blockwise.defvjp(_forward_rule, backward)
 
 
 def _scores(query: jax.Array, key: jax.Array, blocks: Blocks) -> jax.Array:

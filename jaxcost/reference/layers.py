@@ -49,6 +49,8 @@ class Run:
     logit_softcap: float | None
     layout: Layout
     kernel: Kernel | None = None
+    context_ring: bool = False
+    cached: bool = False  # whether the step hands on a K/V cache
     # Whether linear maps gather their weights again in the backward pass, and, where they do, whether a barrier keeps
     # the compiler from merging both gathers (as it does in straight-line code).
     regather: bool = False
@@ -107,7 +109,7 @@ class Linear(eqx.Module):
                 y = product(x, stored, 0, 0)
             if bias is not None:
                 y = y + bias.astype(run.compute)
-            return run.layout.pin(y, "bs" + self.outputs)
+            return run.layout.leave(y) if self.outputs == "d" else run.layout.pin(y, "bs" + self.outputs)
 
 
 class Norm(eqx.Module):

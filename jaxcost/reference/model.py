@@ -23,8 +23,9 @@ import jax.numpy as jnp
 
 from jaxcost.contracts import architecture as declared
 from jaxcost.contracts.case import Case
-from jaxcost.reference.attention import Rows, Scoring, attend
+from jaxcost.reference.attention import Rows, Scoring
 from jaxcost.reference.cache import Cache
+from jaxcost.reference.context import attend
 from jaxcost.reference.layers import JAX_DTYPES, Linear, Mlp, Norm, Packed, Run, dropout, normed, softcap
 from jaxcost.reference.rotary import rotate, sinusoid
 from jaxcost.reference.sharding import LOOKED_UP, STORED_WEIGHT
@@ -91,6 +92,8 @@ class Attention(eqx.Module):
             q, k = normed(self.q_norm, q, run), normed(self.k_norm, k, run)
             with jax.named_scope("rotary"):
                 q, k = (rotate(part, place.angles, self.interleaved) for part in (q, k))
+            if run.cached:
+                k, v = (run.layout.whole_rows(rows, "btke") for rows in (k, v))
             if place.cache is None:
                 cache = Cache(k.astype(run.cache), v.astype(run.cache))
             else:
@@ -137,13 +140,13 @@ class Layer(eqx.Module):
 
     def __call__(self, x: jax.Array, place: Place, run: Run) -> tuple[jax.Array, Cache]:
         """Map `[b, s, d]` to `[b, s, d]`; also return the layer's cache."""
-        first = normed(self.attn_norm, x, run)
+        first = run.layout.enter(normed(self.attn_norm, x, run))
         out, cache = self.attn(first, place, run)
         if self.residual == "parallel":
-            other = self.mlp(first if self.mlp_norm is None else self.mlp_norm(x, run), run)
+            other = self.mlp(first if self.mlp_norm is None else run.layout.enter(self.mlp_norm(x, run)), run)
             return self._add(x, (out, other), (1, 2), place, run), cache
         x = self._join(x, out, self.attn_post_norm, 1, place, run)
-        out = self.mlp(normed(self.mlp_norm, x, run), run)
+        out = self.mlp(run.layout.enter(normed(self.mlp_norm, x, run)), run)
         return self._join(x, out, self.mlp_post_norm, 2, place, run), cache
 
     def _join(self, x: jax.Array, out: jax.Array, norm: Norm | None, site: int, place: Place, run: Run) -> jax.Array:
@@ -156,7 +159,7 @@ class Layer(eqx.Module):
             out = dropout(out, run.dropout.residual, place.site_key(site))
         out = norm(out, run)
         with jax.named_scope("residual"):
-            return run.layout.pin(x + out, "bsd")
+            return run.layout.pin(x + out, "bid")
 
     def _add(
         self, x: jax.Array, branches: tuple[jax.Array, ...], sites: tuple[int, ...], place: Place, run: Run
@@ -164,7 +167,7 @@ class Layer(eqx.Module):
         with jax.named_scope("residual"):
             for out, site in zip(branches, sites, strict=True):
                 x = x + dropout(out, run.dropout.residual, place.site_key(site))
-            return run.layout.pin(x, "bsd")
+            return run.layout.pin(x, "bid")
 
 
 class Table(eqx.Module):
@@ -202,7 +205,7 @@ class Embedding(eqx.Module):
                     places = first_row + jnp.arange(tokens.shape[1], dtype=jnp.int32)
                     x = x + sinusoid(places, x.shape[-1]).astype(run.compute)
             x = normed(self.norm, x, run)
-            return run.layout.pin(dropout(x, run.dropout.embedding, key), "bsd")
+            return run.layout.pin(dropout(x, run.dropout.embedding, key), "bid")
 
     def _look_up(self, tokens: jax.Array, run: Run) -> jax.Array:
         width = "d" if self.project_in is None else "w"
@@ -210,7 +213,7 @@ class Embedding(eqx.Module):
             ids = run.layout.pin(tokens, "bs", LOOKED_UP)
             table = run.layout.pin(self.tokens.weight, "v" + width, STORED_WEIGHT)
             x = run.layout.pin(jnp.take(table, ids, axis=0, mode="clip"), "bs" + width, LOOKED_UP)
-            return run.layout.pin(x.astype(run.compute), "bs" + width)
+            return run.layout.pin(x.astype(run.compute), "bid" if width == "d" else "bsw")
 
 
 class Head(eqx.Module):
@@ -230,7 +233,7 @@ class Decoder(eqx.Module):
 
     def logits(self, x: jax.Array, run: Run) -> jax.Array:
         """Return `[b, s, v]` in the logits type for `[b, s, d]`; padding rows of the vocabulary are masked."""
-        x = normed(self.final_norm, x, run)
+        x = run.layout.enter(normed(self.final_norm, x, run))
         with jax.named_scope("head"):
             width = "d"
             if self.head is not None and self.head.project_out is not None:
@@ -360,7 +363,7 @@ def _linear(leaf: Leaf, scope: str, inputs: str, outputs: str, bias: bool = Fals
     return Linear(weight, leaf(scope, "bias", outputs) if bias else None, scope.split("/")[-1], inputs, outputs)
 
 
-def _norm(leaf: Leaf, scope: str, norm: declared.Norm | None, axes: str = "bsd", over: str = "d") -> Norm | None:
+def _norm(leaf: Leaf, scope: str, norm: declared.Norm | None, axes: str = "bid", over: str = "d") -> Norm | None:
     if norm is None:
         return None
     scale = leaf(scope, "scale", over) if norm.scale else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jaxcost.contracts.case import Case
 from jaxcost.reference.cache import Cache
 from jaxcost.reference.layers import JAX_DTYPES
 from jaxcost.reference.model import Decoder
-from jaxcost.reference.sharding import ACTIVATION, Layout
+from jaxcost.reference.sharding import ACTIVATION, Layout, WholeRows
 from jaxcost.reference.stack import GroupCache, hidden, make_run
 
 CACHE_AXES = ("b", "t", "k", "e")
@@ -43,10 +44,14 @@ def cache_shardings(case: Case, layout: Layout) -> Any:
 def make_prefill_step(case: Case, layout: Layout) -> Callable[..., tuple[jax.Array, tuple[GroupCache, ...]]]:
     """Return prefill_step(parameters, tokens `[b, s]`) -> (logits `[b, rows, v]` of the last rows, caches)."""
     run, rows = make_run(case, layout), case.workload.logits_rows_per_sequence
+    split = (layout.context > 1 or layout.sequence_parallel) and case.workload.logits != "all"
+    # The last rows lie on the last ranks: every rank gets them, and none splits them further.
+    last = replace(run, layout=WholeRows(layout.mesh, layout.explicit)) if split else run
 
     def prefill_step(parameters: Decoder, tokens: jax.Array) -> tuple[jax.Array, tuple[GroupCache, ...]]:
         x, caches = hidden(parameters, case, run, tokens, jnp.int32(0))
-        return parameters.logits(x[:, -rows:], run), caches
+        x = x[:, -rows:]
+        return parameters.logits(last.layout.pin(x, "bsd") if split else x, last), caches
 
     return prefill_step
 

@@ -1,9 +1,10 @@
 """Sharding: one table from named axes to mesh axes, and the two ways of applying it.
 
-Every tensor of the network names its axes (`layer` scan stack, b batch, s rows, d hidden, h query heads, k K/V heads,
-e head width, j K/V heads counted once for every rank that holds them, f MLP width, v vocabulary rows, p position rows,
-w columns of a token table narrower than the layers, n, u the cut axes of fused q, k, v and of fused gate and up). The
-tables below say which mesh axes shard them. Mesh axes that a mesh does not have drop out.
+Every tensor of the network names its axes (`layer` scan stack, b batch, s rows, t key rows, which every query needs, i
+rows of the stream between the tensor-parallel regions, d hidden, h query heads, k K/V heads, j K/V heads counted once
+for every rank that holds them, e head width, f MLP width, v vocabulary rows, p position rows, r the rows of a prompt
+that get logits, w columns of a token table narrower than the layers, n, u the cut axes of fused q, k, v and of fused
+gate and up). The tables below say which mesh axes shard them. Mesh axes that a mesh does not have drop out.
 
 `auto` shards the arguments and leaves the rest to the partitioner. `explicit` also pins, inside the program, what is
 otherwise a choice of the partitioner: each matrix is gathered over `fsdp` where it is used, its gradient is scattered
@@ -20,7 +21,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import reject
@@ -35,9 +36,10 @@ RANKS = ("tensor", "tensor_replica")
 SPLIT: Rules = {"h": RANKS, "k": ("tensor",), "j": RANKS, "f": RANKS, "v": RANKS}
 STORED_WEIGHT: Rules = {"d": ("fsdp",), **SPLIT}
 USED_WEIGHT: Rules = SPLIT
-ACTIVATION: Rules = {"b": BATCH, **SPLIT}
+ACTIVATION: Rules = {"b": BATCH, "s": ("context",), "i": ("context",), **SPLIT}
+SEQUENCE_PARALLEL: Rules = {**ACTIVATION, "i": ("context", *RANKS)}
 # A lookup moves tokens, not the table: the table keeps its hidden shards, so only `data` splits the looked-up rows.
-LOOKED_UP: Rules = {"b": ("data",), "d": ("fsdp",)}
+LOOKED_UP: Rules = {"b": ("data",), "s": ("context",), "d": ("fsdp",)}
 
 
 def make_mesh(case: Case, devices: Sequence[Any]) -> Mesh:
@@ -65,19 +67,32 @@ def is_vector(axes: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """A mesh, or none, and whether the program pins shardings inside (`explicit`)."""
+    """A mesh, or none, whether the program pins shardings inside (`explicit`), and whether `tensor` also splits the
+    rows of the stream (`sequence_parallel`: Korthikanti et al. 2022, arXiv:2205.05198).
+    """
 
-    mesh: Mesh | None
+    mesh: Mesh | AbstractMesh | None
     explicit: bool
+    sequence_parallel: bool = False
 
     @property
     def kv_replicas(self) -> int:
         """How many ranks hold each K/V head."""
         return 1 if self.mesh is None else int(self.mesh.shape.get("tensor_replica", 1))
 
+    @property
+    def context(self) -> int:
+        """Over how many ranks the rows of a sequence are split."""
+        return 1 if self.mesh is None else int(self.mesh.shape.get("context", 1))
+
     def spec(self, axes: Sequence[str], rules: Rules) -> PartitionSpec:
         """Return the partition spec of a tensor with named `axes` on this mesh."""
-        names = self.mesh.axis_names if self.mesh is not None else ()
+        names: Sequence[str] = ()
+        if self.mesh is not None:
+            manual = self.mesh.manual_axes if isinstance(self.mesh, AbstractMesh) else ()
+            names = [name for name in self.mesh.axis_names if name not in manual]
+        if self.sequence_parallel and rules is ACTIVATION:
+            rules = SEQUENCE_PARALLEL
         entries: list[str | tuple[str, ...] | None] = []
         for axis in axes:
             held = tuple(name for name in rules.get(axis, ()) if name in names)
@@ -115,6 +130,31 @@ class Layout:
             return x
         held: jax.Array = jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, self.spec(axes, rules)))
         return held
+
+    def enter(self, x: jax.Array) -> jax.Array:
+        """Return the stream's rows gathered over `tensor` for a tensor-parallel region; its gradient is scattered."""
+        return self._moved(x, "bid", "bsd") if self.sequence_parallel else x
+
+    def leave(self, x: jax.Array) -> jax.Array:
+        """Return what a tensor-parallel region adds to the stream, each rank with its own rows of the sum."""
+        return self._moved(x, "bsd", "bid") if self.sequence_parallel else self.pin(x, "bsd")
+
+    def whole_rows(self, x: jax.Array, axes: str) -> jax.Array:
+        """Return rows `s` gathered over `context`; `axes` name the gathered form."""
+        return self._moved(x, axes.replace("t", "s"), axes) if self.context > 1 else x
+
+    def _moved(self, x: jax.Array, held: str, wanted: str) -> jax.Array:
+        if self.mesh is None or not self.explicit:
+            return x
+        here, there = (NamedSharding(self.mesh, self.spec(axes, ACTIVATION)) for axes in (held, wanted))
+        return _gather(x, here, there, False)
+
+
+class WholeRows(Layout):
+    """A layout under which no axis splits rows."""
+
+    def spec(self, axes: Sequence[str], rules: Rules) -> PartitionSpec:
+        return super().spec(axes, {axis: names for axis, names in rules.items() if axis not in "si"})
 
 
 def _gather(weight: jax.Array, stored: NamedSharding, used: NamedSharding, whole: bool) -> jax.Array:

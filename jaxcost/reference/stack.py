@@ -50,6 +50,7 @@ def make_run(case: Case, layout: Layout) -> Run:
     """
     work, policy, arch = case.workload, case.state, case.architecture
     require_supported(case)
+    ring = case.execution.context_method == "ring"
     compute, scores, logits, cache = (
         JAX_DTYPES[d] for d in (policy.compute_dtype, policy.score_dtype, policy.logits_dtype, policy.kv_dtype)
     )
@@ -59,8 +60,8 @@ def make_run(case: Case, layout: Layout) -> Run:
         logits=logits,
         cache=cache,
         blockwise=work.attention == "blockwise",
-        query_block=work.block_for(work.new_tokens),
-        key_block=work.block_for(work.visible_tokens),
+        query_block=work.block_for(work.new_tokens // case.execution.degree("context")),
+        key_block=work.block_for(work.visible_tokens // (case.execution.degree("context") if ring else 1)),
         dropout=arch.dropout,
         vocabulary_size=arch.vocabulary_size,
         embedding_scale=arch.embedding_scale,
@@ -69,6 +70,8 @@ def make_run(case: Case, layout: Layout) -> Run:
         logit_softcap=arch.logit_softcap,
         layout=layout,
         kernel=kernel_of(case),
+        context_ring=ring,
+        cached=work.phase != "training",
         regather=_regathers(case, layout),
     )
 

@@ -55,7 +55,7 @@ def make_step(case: Case, mesh: Mesh | None = None) -> Step:
         RejectedError: where the network cannot execute the case (see `support`).
     """
     require_supported(case)
-    layout = Layout(mesh, case.execution.sharding == "explicit")
+    layout = Layout(mesh, case.execution.sharding == "explicit", case.execution.sequence_parallel)
     function, named, donated, outputs = _PHASES[case.workload.phase](case, layout)
     names = tuple(named)
     arguments = tuple(abstract for abstract, _ in named.values())
@@ -81,7 +81,8 @@ def _training(case: Case, layout: Layout) -> Parts:
 
 def _prefill(case: Case, layout: Layout) -> Parts:
     named = {"parameters": _parameters(case, layout), "tokens": _tokens(case, layout)}
-    outputs = (layout.named("bsv", ACTIVATION), cache_shardings(case, layout))
+    rows = "s" if case.workload.logits == "all" else "r"
+    outputs = (layout.named(f"b{rows}v", ACTIVATION), cache_shardings(case, layout))
     return make_prefill_step(case, layout), named, (), outputs
 
 

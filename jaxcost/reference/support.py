@@ -12,7 +12,7 @@ from jaxcost.contracts import architecture as declared
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import NotExecutedError, Problem, RejectedError
 from jaxcost.contracts.execution import Execution
-from jaxcost.contracts.kernels import kernel_problems
+from jaxcost.contracts.kernels import KERNEL_FAMILIES, kernel_problems
 from jaxcost.contracts.record import Record
 from jaxcost.reference.layers import JAX_DTYPES
 
@@ -84,16 +84,17 @@ def _step_problems(case: Case) -> Iterator[Problem]:
 def _unexecuted(case: Case) -> Iterator[Problem]:
     """Ownership that the ledgers predict and this network does not execute."""
     default, run = Execution(), case.execution
-    for axis in ("pipeline", "context"):
-        if run.degree(axis) > 1:
-            yield Problem(f"execution.mesh.{axis}", run.degree(axis), "this network does not split over it", _REMEDY)
+    if run.degree("pipeline") > 1:
+        rule = "this network does not split over it"
+        yield Problem("execution.mesh.pipeline", run.degree("pipeline"), rule, _REMEDY)
+    yield from _split_rows(case)
     for name in ("group", "prefetch"):
         value = getattr(run.fsdp, name)
         if value != getattr(default.fsdp, name):
             rule = "this network gathers each matrix where it is used"
             yield Problem(f"execution.fsdp.{name}", value, rule, _REMEDY)
     for name in (
-        "pipeline", "sequence_parallel", "context_method", "gradient_sync", "offload", "remat_names",
+        "pipeline", "gradient_sync", "offload", "remat_names",
         "head_multiple",
     ):  # fmt: skip
         value = getattr(run, name)
@@ -104,6 +105,24 @@ def _unexecuted(case: Case) -> Iterator[Problem]:
     if len(copies) > 1:
         rule = f"groups of layers hold each K/V head on {sorted(copies)} ranks, and one mesh has one such number"
         yield Problem("execution.mesh.tensor", run.degree("tensor"), rule, _REMEDY)
+
+
+def _split_rows(case: Case) -> Iterator[Problem]:
+    """Forms of a context axis and of sequence parallelism that are not written down here."""
+    run, work = case.execution, case.workload
+    context = run.degree("context")
+    if run.sharding == "auto" and (context > 1 or run.sequence_parallel):
+        rule = "which rows a rank has is pinned; left to the partitioner it would not be this program"
+        yield Problem("execution.sharding", "auto", rule, "use explicit")
+    if context > 1 and work.attention in KERNEL_FAMILIES:
+        rule = "the library's kernel masks from the first row of the sequence on, and a rank starts inside it"
+        yield Problem("workload.attention", work.attention, rule, "use blockwise or materialised")
+    if run.context_method == "ring" and work.attention != "blockwise":
+        rule = "a ring adds up blocks with a running softmax"
+        yield Problem("workload.attention", work.attention, rule, "use blockwise")
+    if run.context_method == "ring" and work.phase != "training":
+        rule = "a prefill hands on a cache that every rank holds whole, so it gathers the rows"
+        yield Problem("execution.context_method", "ring", rule, "use all_gather")
 
 
 def _unread(record: Record, path: str) -> Iterator[Problem]:

@@ -15,11 +15,13 @@ import jax.numpy as jnp
 
 from jaxcost.contracts.case import Case
 from jaxcost.reference import optim
+from jaxcost.reference.context import next_tokens
 from jaxcost.reference.layers import Run
 from jaxcost.reference.model import Decoder, abstract_model, build, init_model, parameter_tree
 from jaxcost.reference.sharding import Layout
 from jaxcost.reference.stack import dropout_acts, hidden, make_run
 
+SINGLE = Layout(None, False)
 Found = tuple[jax.Array, Decoder]  # loss and gradients
 
 
@@ -75,19 +77,19 @@ def make_loss(case: Case, run: Run) -> Callable[[Decoder, jax.Array, jax.Array |
         x, _ = hidden(model, case, run, tokens, jnp.int32(0), key=key)
         logits = model.logits(x, run)
         with jax.named_scope("loss"):
-            return cross_entropy(logits, tokens)
+            return cross_entropy(logits, tokens, run.layout)
 
     # The whole forward pass, head included, is computed again in backward.
     return jax.checkpoint(loss) if case.execution.remat == "everything" else loss
 
 
-def cross_entropy(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+def cross_entropy(logits: jax.Array, tokens: jax.Array, layout: Layout = SINGLE) -> jax.Array:
     """Return the mean over b and the first s - 1 rows of logsumexp(logits) - logits[next token].
 
     The logit of the label is picked by a masked sum, which stays local where the vocabulary is sharded.
     """
     logits = logits.astype(jnp.float32)
-    labels = jnp.roll(tokens, -1, axis=1)
+    labels = next_tokens(tokens, layout)
     column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
     picked = jnp.sum(jnp.where(column == labels[..., None], logits, 0.0), axis=-1)
     rows = tokens.shape[1]
