@@ -17,24 +17,44 @@ from jaxcost.contracts.errors import reject
 @click.command("estimate")
 @click.argument("model", required=False)
 @case_options
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="T",
+    help="Also the live peak predicted for this target, and whether it fits; may be repeated. Nothing is compiled.",
+)
 @click.option("--rows", is_flag=True, help="Every row of every ledger, not only the totals.")
 @output_options(html=True)
-def estimate(model: str | None, rows: bool, html: Path | None, as_json: bool, quiet: bool, **parameters: Any) -> int:
+def estimate(
+    model: str | None,
+    targets: tuple[str, ...],
+    rows: bool,
+    html: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **parameters: Any,
+) -> int:
     """All ledgers of one case, in exact integers. Arithmetic only: no jax is imported and nothing is compiled.
 
-    Exit code 1 where an integer under [expected] does not come out.
+    Exit code 1 where an integer under [expected] does not come out, or a predicted peak exceeds 0.95 of a --target.
 
     \b
     Examples:
         jaxcost estimate llama-3.1-8b --phase training --batch 1 --seq 4096
         jaxcost estimate qwen2.5-0.5b --phase decode --past 32767 --json
-        jaxcost estimate llama-3.1-8b --phase training --batch 16 --seq 4096 --remat block --mesh fsdp=8 --rows
+        jaxcost estimate llama-3.1-8b --phase training --batch 16 --seq 4096 --remat block --mesh fsdp=8 --target h100
     """
     check_writable(html, "--html")
     chosen = choose(model, parameters)
     from jaxcost.prediction.ledgers import predict
 
-    body = estimate_body(chosen.case, predict(chosen.case).to_dict())
+    prediction = predict(chosen.case)
+    body = estimate_body(chosen.case, prediction.to_dict())
+    if targets:
+        from jaxcost.planning.expected import expected_fit
+
+        body["targets"] = [expected_fit(prediction, text) for text in targets]
     data = document("jaxcost.estimate.v1", **body)
     if html is not None:
         from jaxcost.report.page import estimate_page
@@ -46,7 +66,8 @@ def estimate(model: str | None, rows: bool, html: Path | None, as_json: bool, qu
         from jaxcost.report.tables import show_estimate
 
         show_estimate(data, rows=rows)
-    return 1 if any(entry["status"] != "exact" for entry in data.get("expected", ())) else 0
+    too_large = any(entry["fits"]["0.95"] is False for entry in data.get("targets", ()))
+    return int(too_large or any(entry["status"] != "exact" for entry in data.get("expected", ())))
 
 
 def estimate_body(case: Case, prediction: Mapping[str, Any]) -> dict[str, Any]:

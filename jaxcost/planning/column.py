@@ -17,6 +17,7 @@ from jaxcost.contracts.case import Case
 from jaxcost.observation.observed import Observed
 from jaxcost.observation.targets import Target
 from jaxcost.planning.expected import predicted_onset, predicted_peak
+from jaxcost.planning.limits import interval_within, limit_bytes, within
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.reconciliation.report import reconcile
 from jaxcost.reconciliation.rows import Row
@@ -75,9 +76,8 @@ class Column:
         return self.seen.reason if self.seen is not None and self.seen.status == "refused" else None
 
     def limit(self, fraction: str) -> int | None:
-        """Return the bytes that a program may fill, rounded down; None where the target states no memory."""
-        memory = self.target.device_memory_bytes
-        return None if memory is None else int(memory * Fraction(fraction))
+        """Return the bytes that a program may fill; None where the target states no memory."""
+        return limit_bytes(self.target, fraction)
 
     def fits(self, fraction: str) -> bool | None:
         """Return whether the compiled program's required bytes stay within a fraction of the device; None: not known.
@@ -86,16 +86,11 @@ class Column:
         """
         if self.refused is not None:
             return False
-        return _within(self.memory.get("required_bytes"), self.limit(fraction))
+        return within(self.memory.get("required_bytes"), self.limit(fraction))
 
     def predicted_fits(self, fraction: str) -> bool | None:
         """Return whether the predicted peak stays within a fraction of the device; None where that cannot be told."""
-        limit, peak = self.limit(fraction), self.peak
-        if limit is None:
-            return None
-        if peak["lower"] is not None and peak["lower"] > limit:
-            return False
-        return True if peak["upper"] is not None and peak["upper"] <= limit else None
+        return interval_within(self.peak, self.limit(fraction))
 
     def infeasible(self, fraction: str) -> bool:
         """Return whether the column is refused, came to nothing, or does not fit; uncompiled, by its prediction."""
@@ -207,7 +202,7 @@ class Column:
             second["required_bytes"],
         )
         fits = {
-            fraction: False if second["status"] == "refused" else _within(required, self.limit(fraction))
+            fraction: False if second["status"] == "refused" else within(required, self.limit(fraction))
             for fraction in self.fractions
         }
         share = excess / before if excess is not None and before else None
@@ -338,10 +333,6 @@ def _compared(row: Row) -> bool:
     """Whether a row is a total, or the payload of one kind of collective over one axis."""
     total = row.counter in COMPARED and not row.scope and not row.phase
     return not row.verdict and (total or row.counter == "collective_bytes")
-
-
-def _within(size: int | None, limit: int | None) -> bool | None:
-    return None if size is None or limit is None else size <= limit
 
 
 def _error(predicted: int | None, compiled: int | None) -> float | None:

@@ -13,7 +13,6 @@ against the device's memory times a stated fraction.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -26,15 +25,12 @@ from jaxcost.observation.kernels import require_kernel
 from jaxcost.observation.observe import Wish, observe_many, target_for
 from jaxcost.observation.observed import Observed
 from jaxcost.observation.pool import DEFAULT_MEMORY_BYTES, DEFAULT_TIMEOUT_SECONDS, Pool, Progress
-from jaxcost.observation.targets import Target, parse_target, require
+from jaxcost.observation.targets import Target, require
 from jaxcost.planning.advice import advice
 from jaxcost.planning.column import Column, make_column
 from jaxcost.planning.difference import Difference, differences
+from jaxcost.planning.limits import FRACTIONS, fill_target, fraction_labels
 from jaxcost.prediction.ledgers import predict
-
-FRACTIONS = ("0.75", "0.95")
-GPUS_PER_NODE = 8
-NO_MESH = ("", "none")
 
 
 @dataclass(frozen=True)
@@ -200,60 +196,6 @@ def put_together(
         tuple(advice(columns, fractions)),
         faulty=bool(failures & {"raised", "not_started"}),
     )
-
-
-def fraction_labels(fractions: Sequence[str | float]) -> tuple[str, ...]:
-    """Return the fractions as the texts that name them, in order, each once.
-
-    Raises:
-        RejectedError: one is not a number above 0 and at most 1.
-    """
-    labels: dict[str, None] = {}
-    for value in fractions or FRACTIONS:
-        text = str(value).strip()
-        try:
-            number = Fraction(text)
-        except (ValueError, ZeroDivisionError):
-            number = Fraction(0)
-        if not 0 < number <= 1 or len(text) > 20:
-            raise reject("--fraction", text, "must be a number above 0 and at most 1", "write for example 0.9")
-        labels[text] = None
-    return tuple(labels)
-
-
-def fill_target(text: str, devices: int) -> str:
-    """Return a target with a shape for `devices`: its own, else one chosen.
-
-    NVIDIA: nodes of 8 devices. TPU: the torus whose sides are nearest to each other.
-
-    Raises:
-        RejectedError: the text is no target, or the chip makes no shape of that many devices.
-    """
-    if ":" in text or not text:
-        return text
-    smallest = parse_target(text)
-    chip = smallest.chip
-    if smallest.family != "tpu":
-        if smallest.family == "cpu" or devices <= GPUS_PER_NODE:
-            return f"{chip}:{devices}"
-        if devices % GPUS_PER_NODE:
-            rule = f"{devices} devices are no whole number of nodes of {GPUS_PER_NODE}"
-            raise reject("--target", text, rule, f"write {chip}:{devices}, or NODESxDEVICES")
-        return f"{chip}:{devices // GPUS_PER_NODE}x{GPUS_PER_NODE}"
-    chips, left = divmod(devices, smallest.device_count)
-    if left:
-        rule = f"{devices} devices are no whole number of chips of {smallest.device_count} devices"
-        raise reject("--target", text, rule, "choose another mesh or target")
-    shape = min(_tori(chips, len(smallest.chip_shape)), key=lambda sides: sides[-1] - sides[0])
-    return f"{chip}:{'x'.join(map(str, shape))}"
-
-
-def _tori(chips: int, dimensions: int, least: int = 1) -> list[tuple[int, ...]]:
-    """Return the ways to write `chips` as a product of sides in rising order."""
-    if dimensions == 1:
-        return [(chips,)] if chips >= least else []
-    sides = [side for side in range(least, math.isqrt(chips) + 1) if side**dimensions <= chips and chips % side == 0]
-    return [(side, *rest) for side in sides for rest in _tori(chips // side, dimensions - 1, side)]
 
 
 def _target(case: Case, text: str) -> Target:

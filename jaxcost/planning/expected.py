@@ -1,11 +1,16 @@
-"""The one place where a plan asks the prediction for a live peak, and for when XLA would recompute to lower it."""
+"""The one place where a plan asks the prediction for a live peak, whether that fits, and when XLA would recompute.
+
+`expected_fit` answers for a target without compiling anything: `jaxcost estimate ... --target h100`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxcost.observation.observe import target_for
 from jaxcost.observation.targets import Target
+from jaxcost.planning.limits import FRACTIONS, fill_target, interval_within, limit_bytes
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.prediction.peak import Unpredicted, predict_peak
 from jaxcost.prediction.rematerialisation import onset
@@ -49,3 +54,28 @@ def predicted_onset(prediction: Prediction, target: Target, peak: Mapping[str, A
         aliased=donated_bytes(prediction), lower=peak["lower"], upper=peak["upper"],
     )  # fmt: skip
     return None if found is None else {"starts": found.starts, "reason": found.reason}
+
+
+def expected_fit(prediction: Prediction, text: str, fractions: Sequence[str] = FRACTIONS) -> dict[str, Any]:
+    """Return the predicted peak on a target and whether it fits fractions of the device.
+
+    Args:
+        text: a target; without a shape it takes the devices of the mesh.
+
+    Raises:
+        RejectedError: the text is no target, or its number of devices is not the mesh's.
+    """
+    target = target_for(prediction.case, fill_target(text, prediction.case.execution.device_count))
+    peak = predicted_peak(prediction, target.family)
+    limits = {fraction: limit_bytes(target, fraction) for fraction in fractions}
+    return {
+        "target": target.text,
+        "device_memory_bytes": target.device_memory_bytes,
+        "limits": limits,
+        "peak_bytes": {name: peak[name] for name in ("lower", "expected", "upper", "reason") if name in peak},
+        "by_class": peak.get("by_class"),
+        "at": peak.get("at"),
+        "policy": peak.get("policy"),
+        "fits": {fraction: interval_within(peak, limit) for fraction, limit in limits.items()},
+        "rematerialises": predicted_onset(prediction, target, peak),
+    }

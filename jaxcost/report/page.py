@@ -53,9 +53,26 @@ def estimate_page(data: Mapping[str, Any]) -> str:
             for e in data["expected"]
         ]
         parts.append("<h2>expected</h2>" + _table(("path", "declared", "predicted", "status"), rows, numbers=(1, 2)))
+    if data.get("targets"):
+        parts.append("<h2>fits, predicted</h2>" + _targets(data["targets"]))
     if data.get("assumptions"):
         parts.append(f"<h2>assumptions</h2>{_list(data['assumptions'])}")
     return _page(f"{case['architecture']['name']}: estimate", data, parts)
+
+
+def _targets(targets: Sequence[Mapping[str, Any]]) -> str:
+    fractions = list(targets[0]["fits"])
+    heads = ("target", "lower", "peak", "upper", *(f"fits {fraction}" for fraction in fractions), "")
+    rows = [
+        (
+            _text(item["target"]),
+            *(_number(exact(item["peak_bytes"][side])) for side in ("lower", "expected", "upper")),
+            *(_text("unknown" if item["fits"][f] is None else exact(item["fits"][f])) for f in fractions),
+            _text(item["peak_bytes"].get("reason", "")),
+        )
+        for item in targets
+    ]
+    return _table(heads, rows, numbers=(1, 2, 3))
 
 
 STATUSES = (

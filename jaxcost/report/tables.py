@@ -164,10 +164,37 @@ def show_estimate(data: Mapping[str, Any], rows: bool = False) -> None:
             _show_rows(out, content["rows"])
     if data.get("expected"):
         _show_expected(out, data["expected"])
+    if data.get("targets"):
+        _show_targets(out, data["targets"])
     if data.get("assumptions"):
         line(out, "Assumptions", style="bold")
         for text in data["assumptions"]:
             line(out, f"- {text}")
+
+
+def _show_targets(out: Console, targets: Sequence[Mapping[str, Any]]) -> None:
+    """The predicted live peak on each target, and whether it fits; `unknown` where the interval holds the limit."""
+    fractions = list(targets[0]["fits"])
+    right = ("lower", "peak", "upper", "about", "device memory")
+    made = table(
+        "target", *right, *(f"fits {fraction}" for fraction in fractions), title="fits, predicted", right=right
+    )
+    for item in targets:
+        peak, memory = item["peak_bytes"], item["device_memory_bytes"]
+        made.add_row(
+            item["target"],
+            *(exact(peak[side]) for side in ("lower", "expected", "upper")),
+            about(peak["expected"], "bytes"),
+            "no limit stated" if memory is None else about(memory, "bytes"),
+            *("unknown" if item["fits"][name] is None else exact(item["fits"][name]) for name in fractions),
+        )
+    out.print(made)
+    for item in targets:
+        for reason in (item["peak_bytes"].get("reason"), (item["rematerialises"] or {}).get("starts")):
+            if reason is True:
+                line(out, f"{item['target']}: XLA left to itself rematerialises: {item['rematerialises']['reason']}")
+            elif reason:
+                line(out, f"{item['target']}: {reason}")
 
 
 def _show_ledger(out: Console, ledger: str, content: Mapping[str, Any]) -> None:
