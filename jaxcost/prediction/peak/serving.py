@@ -85,6 +85,7 @@ class _Layer:
     layers: int
     batch: int
     kv_heads: int
+    grouped: bool  # several query heads share one K/V head
     rows: int  # tokens of the step
     stream: int  # [b, s, d]
     inner: int  # one [b, s, f]
@@ -124,6 +125,7 @@ def layers_of(program: Program) -> tuple[_Layer, ...]:
                 layers=group.repeat,
                 batch=points(program, "b"),
                 kv_heads=points(program, "k", index),
+                grouped=points(program, "g", index) > 1,
                 rows=rows,
                 stream=stream,
                 inner=payload_bytes(points(program, "b s f", index), compute),
@@ -172,6 +174,10 @@ class _Copies:
         run = self.program.case.execution
         if decode and layer.batch == 1 and run.degree("tensor") > 1 and run.degree("fsdp") == 1:
             return []  # the query weights are copied instead
+        if decode and not layer.grouped:
+            rule = self.policy.rule("decode-relaid-ungrouped")
+            self.entries.append(Held("cache", "keys and values in another layout", scope, Span.of(rule, half), rule.id))
+            return []
         if not relaid:
             if decode and written_out and layer.batch > 1:
                 rule = self.policy.rule("values-relaid-one-head")
@@ -405,6 +411,7 @@ def _decode(program: Program, policy: Policy) -> tuple[Moment, ...]:
             alone = "-alone" if run.device_count == 1 else ""
             free = sum(layer.mlp <= room for room in copies.rooms)
             held += _fetched(program, policy, layer, f"decode-weights{alone}", free)
+            held += _projections(program, policy, layer)
         relaid = list(_single_row_weights(program, policy, layer))
         single += relaid
         found.append(Moment(f"{scope}/mlp", "forward", (*held, *relaid)))
@@ -416,6 +423,16 @@ def _decode(program: Program, policy: Policy) -> tuple[Moment, ...]:
         found.append(Moment("embed", "forward", (*common, *single, entry)))
     found.append(_head(program, policy, [*common, *copies.head]))
     return tuple(found)
+
+
+def _projections(program: Program, policy: Policy, layer: _Layer) -> Iterable[Held]:
+    """Under fsdp, the gathered projections of attention beside the matrices of the MLP."""
+    run, scope = program.case.execution, f"group{layer.group}/attn"
+    if run.degree("fsdp") == 1:
+        return
+    rule = policy.rule("decode-projections" + ("-tensor" if run.degree("tensor") > 1 else ""))
+    size = sum(_used(program, w) for w in weights(program) if not w.vector and w.scope.startswith(scope))
+    yield Held("gathered_weight", "projections, gathered", scope, Span.of(rule, size), rule.id)
 
 
 def _single_row_weights(program: Program, policy: Policy, layer: _Layer) -> Iterable[Held]:
