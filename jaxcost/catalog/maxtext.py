@@ -63,6 +63,11 @@ _OTHER_AXES = (
     "diloco", "fsdp_transpose", "sequence", "context", "context_usp_ulysses", "context_autoregressive",
     "tensor_transpose", "tensor_sequence", "pipeline", "expert", "autoregressive",
 )  # fmt: skip
+# Axes of the same name as one here, and not the same layout.
+_NOT_THE_SAME = {
+    "context": "shards weights over context as well, where a context axis here replicates them",
+    "pipeline": "runs stages over microbatches of its own, and splits the batch over them outside the stack",
+}
 _STATES = {("float32", "bfloat16"): "mixed", ("float32", "float32"): "fp32"}
 
 
@@ -264,7 +269,8 @@ def _mesh(keys: Keys, notes: list[str]) -> dict[str, int]:
     """ici_X_parallelism times dcn_X_parallelism, axis by axis. -1 is filled from the devices of a run: refused."""
     for prefix in ("ici", "dcn"):
         for axis in _OTHER_AXES:
-            keys.only(f"{prefix}_{axis}_parallelism", (1,), f"shards over {axis}, which no layout here does")
+            why = _NOT_THE_SAME.get(axis, f"shards over {axis}, which no layout here does")
+            keys.only(f"{prefix}_{axis}_parallelism", (1,), why)
     names = [f"{prefix}_{axis}_parallelism" for prefix in ("ici", "dcn") for axis in MESH]
     given = [name for name in names if name in keys.data]
     mesh: dict[str, int] = {}

@@ -71,6 +71,23 @@ class Case(Record):
                 "state.optimizer", self.state.optimizer, rule, "an optimizer belongs to training, and only there"
             )
         yield from self._frozen_problems()
+        yield from self._training_problems()
+
+    def _training_problems(self) -> Iterable[Problem]:
+        """Rules of what acts in training alone: elsewhere it would change nothing but the digest."""
+        run, phase = self.execution, self.workload.phase
+        if phase == "training":
+            return
+        default = Execution()
+        acts: tuple[tuple[str, str, object, bool], ...] = (
+            ("remat", "nothing is recomputed", run.remat, run.remat != default.remat),
+            ("gradient_sync", "there are no gradients", run.gradient_sync, run.gradient_sync != default.gradient_sync),
+            ("fsdp.reshard", "no backward pass uses a weight again", run.fsdp.reshard, not run.fsdp.reshard),
+            ("zero", "there is no optimizer state and no gradient to shard", run.zero, run.zero in (1, 2)),
+        )
+        for name, why, value, given in acts:
+            if given:
+                yield Problem(f"execution.{name}", value, f"it acts in training only: in {phase} {why}", "leave it out")
 
     def _mesh_problems(self) -> Iterable[Problem]:
         work, run, arch = self.workload, self.execution, self.architecture
@@ -301,6 +318,9 @@ def build_case(
         who = f"phase {phase}" if phase else "every phase but decode"
         problems.append(Problem("seq", None, f"{who} needs the number of new tokens", "give seq (--seq N)"))
         work["new_tokens"] = 1
+    if not training and phase is not None and options.get("optimizer", "adam") != "adam":
+        rule = f"phase {phase} updates nothing"
+        problems.append(Problem("optimizer", options["optimizer"], rule, "leave it out (--optimizer)"))
     if phase is None:
         problems.append(
             Problem("phase", None, "a case needs a phase", "give phase (--phase training, prefill or decode)")
