@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from jaxcost.observation.hlo.classes import SCRATCH, WORKSPACE
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.prediction.peak import PeakPrediction, Unpredicted, predict_peak
@@ -54,9 +55,18 @@ def _live(found: PeakPrediction | Unpredicted, memory: Mapping[str, Any]) -> Row
         reason += f"; {memory['unclassified_bytes']} bytes of no known class"
     if interval.too_wide:
         reason += f"; the interval is wider than {MAXIMUM_WIDTH} of what is expected"
-    return Row(
-        "live_peak_bytes", "", "", "bytes", interval, seen, reason=memory["reasons"].get("live_peak_bytes", reason)
-    )
+    why = memory["reasons"].get("live_peak_bytes", reason)
+    return Row("live_peak_bytes", "", "", "bytes", interval, seen, _scratch(memory), why)
+
+
+def _scratch(memory: Mapping[str, Any]) -> tuple[Explanation, ...]:
+    """Explain what a library asks for: as large as it likes, whatever the shapes, and known from the module alone."""
+    found = [row for row in memory.get("at_peak", ()) if row.get("why") == SCRATCH]
+    if not found:
+        return ()
+    names = ", ".join(f"{row['value']} {row['shape']}" for row in found[:4])
+    total = sum(row["bytes"] for row in found)
+    return (Explanation(total, "scratch space of library calls", f"live at the peak: {names}"),)
 
 
 def _sizes(memory: Mapping[str, Any]) -> list[Row]:
@@ -66,13 +76,16 @@ def _sizes(memory: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def _judged(counter: str, phase: str, span: Span, seen: int | None, reason: str) -> Row:
+def _judged(
+    counter: str, phase: str, span: Span, seen: int | None, reason: str, explained: tuple[Explanation, ...] = ()
+) -> Row:
     """A row that says whether a part agrees and does not decide a report."""
     lower, expected, upper = span
     interval = Interval(lower, upper, expected=expected)
-    verdict = "holds" if seen is not None and interval.holds(seen) else "differs"
+    apart = sum(item.amount for item in explained)
+    verdict = "holds" if seen is not None and interval.holds(seen - apart) else "differs"
     prediction = expected if lower == upper else interval
-    return Row(counter, "", phase, "bytes", prediction, seen, reason=reason, verdict=verdict)
+    return Row(counter, "", phase, "bytes", prediction, seen, explained, reason, verdict)
 
 
 def _classes(found: PeakPrediction, memory: Mapping[str, Any]) -> list[Row]:
@@ -84,7 +97,14 @@ def _classes(found: PeakPrediction, memory: Mapping[str, Any]) -> list[Row]:
         lower, expected, upper = spans.get(item.kind, (0, 0, 0))
         spans[item.kind] = (lower + item.bytes.lower, expected + item.bytes.expected, upper + item.bytes.upper)
     return [
-        _judged(f"live_peak_bytes.{name}", "", spans.get(name, (0, 0, 0)), size, f"at {found.at}, and as compiled")
+        _judged(
+            f"live_peak_bytes.{name}",
+            "",
+            spans.get(name, (0, 0, 0)),
+            size,
+            f"at {found.at}, and as compiled",
+            _scratch(memory) if name == WORKSPACE else (),
+        )
         for name, size in seen.items()
         if size or name in spans
     ]

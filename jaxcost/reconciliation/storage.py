@@ -245,7 +245,7 @@ def memory_findings(observed: Observed) -> list[Finding]:
             found.append(Finding("refused", f"the compiler refused the program: {refusal['text']}"))
     second = section.get("second_compile")
     if second:
-        device, needed = section["device_memory_bytes"], second["required_bytes"]
+        device, needed = section.get("device_memory_bytes"), second["required_bytes"]
         silent = second["status"] == "compiled" and second["remat_instructions"]
         text = (
             f"with XLA's own rematerialisation on, the compile was {second['status']}"

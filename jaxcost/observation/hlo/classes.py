@@ -31,6 +31,7 @@ _ARGUMENTS = (
     (CACHE, re.compile(r"(caches?|kv_caches?)\b")),
     (BORDER, re.compile(r"(tokens|labels|targets|position|positions|key|batch|inputs?|mask)\b")),
 )
+SCRATCH = "scratch space of a library call"
 _PAIRWISE = frozenset({"scores", "softmax", "softcap", "values", "kernel"})
 _ROWWISE = frozenset({"softmax", "softcap", "kernel"})  # all that is made there belongs to the pairs of rows
 _OUTPUT = frozenset({"head", "loss", "project_out", "softcap"})
@@ -271,6 +272,8 @@ class Classes:
         shape = at.shape.at(index)
         size = shape.size if shape is not None and not shape.is_tuple else 0
         place = self.places.of(at)
+        if at.opcode == "custom-call" and index and shape is not None and shape.dtype in ("s8", "u8"):
+            return Kind(WORKSPACE, SCRATCH)
         copy = self.copied(at, index)
         if copy is not None:
             kind = argument_kind(copy.op_name)
