@@ -48,7 +48,8 @@ RULES = {
         source="openxla/xla gpu_hlo_schedule.cc GetSchedulerMemoryLimit, xla_gpu_memory_limit_slop_factor 95",
         evidence="2026-11-29: the limit that the compiler prints met to the byte in 6 programs (two sizes of memory, "
         "with and without donation, slop 50 and 95); sum over planned temporaries in 140 H100 compiles of training, "
-        "prefill and decode: least 1.0000, largest 1.9993; onset foretold by that sum in 12 of 12 compiles around the limit",
+        "prefill and decode: least 1.0000, largest 1.9993; onset foretold by that sum in 12 of 12 "
+        "compiles around the limit",
     ),
 }
 
