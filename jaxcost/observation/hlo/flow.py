@@ -57,6 +57,7 @@ class Flow:
         self.module = module
         self._reach: dict[tuple[int, tuple[int, ...]], Reach] = {}
         self._chains: dict[tuple[int, int], tuple[Slot, ...]] = {}
+        self._orders: dict[int, dict[int, int]] = {}
         self._constant: dict[int, bool | tuple[bool, ...]] = {}
         self._find_constants()
 
@@ -130,7 +131,10 @@ class Flow:
                 if (other.loop.id, other.position) not in slots and other.loop.computation is here.loop.computation:
                     slots[other.loop.id, other.position] = other
                     queue.append(other)
-        order = {at.id: i for i, at in enumerate(slot.loop.computation.instructions)}
+        order = self._orders.get(slot.loop.computation.id)
+        if order is None:
+            loops = (at for at in slot.loop.computation.instructions if at.opcode == "while")
+            order = self._orders[slot.loop.computation.id] = {at.id: i for i, at in enumerate(loops)}
         found = tuple(sorted(slots.values(), key=lambda s: order[s.loop.id]))
         for s in found:
             self._chains[s.loop.id, s.position] = found

@@ -151,6 +151,7 @@ class _Reader:
                 raise rejected("hlo.logical_buffers", buffer.size, "a size is 0 or more", _REMEDY)
         self.device = {i: b.size if b.color == 0 else 0 for i, b in self.buffers.items()}
         self.anywhere = {i: b.size for i, b in self.buffers.items()}
+        self._kinds: dict[int, Kind] = {}
 
     def defined_by(self, buffer: Proto) -> tuple[Instruction | None, Shape | None]:
         made = self.module.instructions.get(buffer.defined_at.instruction_id)
@@ -158,6 +159,12 @@ class _Reader:
 
     def kind(self, buffer_id: int) -> Kind:
         """The class of a value in temporary memory."""
+        found = self._kinds.get(buffer_id)
+        if found is None:
+            found = self._kinds[buffer_id] = self._kind(buffer_id)
+        return found
+
+    def _kind(self, buffer_id: int) -> Kind:
         buffer = self.buffers[buffer_id]
         made = self.module.instructions.get(buffer.defined_at.instruction_id)
         if made is None:
