@@ -5,13 +5,24 @@ A case is the text that `jaxcost verify` takes, for example
     llama-3.2-1b --phase training --batch 8 --seq 2048 --remat block --mesh fsdp=8 --target h100:8
 
 so that every row of every list here can be run by hand.
+
+    python benchmarks/peak/cases.py LIST FOLDER [part of how many]
+
+compiles what the folder does not hold yet. Each case leaves `KEY.json` and `KEY.hlo`, the module with its buffer
+assignment. Only what a peak needs is done: the step is lowered and compiled as `observe` does it (XLA's own
+rematerialisation off), and nothing is counted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,45 +51,71 @@ def parsed(command: str) -> tuple[Case, str]:
 
 
 def key(command: str) -> str:
-    """Return the file name under which a command's observation is kept."""
-    case, target = parsed(command)
-    return hashlib.sha256(f"{case.digest} {target}".encode()).hexdigest()[:16]
+    """Return the file name under which what a command left is kept."""
+    return hashlib.sha256(command.encode()).hexdigest()[:16]
 
 
-def compile_into(commands: list[str], folder: Path, workers: int = 1, timeout_seconds: float = 900) -> None:
-    """Compile what `folder` does not hold yet; each case leaves `KEY.json` and, where a module came out, `KEY.hlo`."""
-    from jaxcost.observation.observe import TASK
-    from jaxcost.observation.pool import Pool, WorkerFailure, request_for
+def lines(path: Path) -> list[str]:
+    """Return the commands of a list; a line that begins with # is a comment."""
+    return [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+
+
+def compiled(command: str, folder: Path) -> dict[str, Any]:
+    """Compile one case in this process and return its JSON; the module is written beside."""
+    from jaxcost.observation.compiling import Refusal, compile_lowered, make_mesh
     from jaxcost.observation.targets import parse_target
+    from jaxcost.reference.step import make_step
 
+    case, text = parsed(command)
+    target = parse_target(text)
+    step = make_step(case, make_mesh(target, case.execution.mesh_sizes))
+    found = compile_lowered(step.trace().lower(), target)
+    hlo = found.modules.optimised
+    if hlo:
+        (folder / f"{key(command)}.hlo").write_bytes(hlo)
+    return {
+        "command": command,
+        "case_digest": case.digest,
+        "status": "refused" if isinstance(found, Refusal) else "compiled",
+        "reason": found.text[:300] if isinstance(found, Refusal) else "",
+        "module_digest": hashlib.sha256(hlo).hexdigest() if hlo else None,
+        "versions": found.environment["versions"],
+        "options": {name: str(value) for name, value in found.environment["compiler_options"].items()},
+    }
+
+
+def main(path: Path, folder: Path, part: int, parts: int) -> None:
+    """Compile a part of a list in a child process that has the environment of a worker."""
+    from jaxcost.observation.pool import worker_environment
+
+    commands = lines(path)[part::parts]
+    kind: Any = "tpu" if any("--target tpu" in command for command in commands) else "cuda"
     folder.mkdir(parents=True, exist_ok=True)
-    with Pool(size=workers) as pool:
-        for number, command in enumerate(commands):
-            case, text = parsed(command)
-            name = key(command)
-            if (folder / f"{name}.json").exists():
-                continue
-            target = parse_target(text)
-            payload = {
-                "case": case.to_data(), "target": target.text, "optimisation_level": None, "second_compile": False,
-                "return_hlo": False, "keep_hlo": str(folder / f"{name}.hlo"),
-            }  # fmt: skip
-            request = request_for(target, TASK, payload, label=command, timeout_seconds=timeout_seconds)
-            (reply,) = pool.map([request])
-            found: dict[str, Any] = {"command": command, "case_digest": case.digest}
-            if isinstance(reply, WorkerFailure):
-                found |= {"status": "failed", "reason": reply.reason[:400]}
-            else:
-                seen = reply.value["observed"]
-                found |= {
-                    "status": seen["status"], "reason": seen["reason"][:400], "memory": _small(seen["memory"]),
-                    "module_digest": seen["environment"]["module_digest"],
-                    "versions": seen["environment"]["versions"],
-                    "compile_seconds": seen["environment"]["compile_seconds"],
-                }  # fmt: skip
-            (folder / f"{name}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-            print(f"{number + 1}/{len(commands)} {found['status']} {command}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="peak-") as directory:
+        environment = worker_environment(kind, 1, directory)
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), environment["PYTHONPATH"]])
+        code = "import sys, cases; cases.child(*sys.argv[1:])"
+        arguments = [sys.executable, "-P", "-c", code, str(path), str(folder), str(part), str(parts)]
+        subprocess.run(arguments, env=environment, check=True)
 
 
-def _small(memory: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if memory is None else {name: value for name, value in memory.items() if "bytes" in name}
+def child(path: str, folder: str, part: str, parts: str) -> None:
+    """Compile what is missing, one case after another."""
+    room = Path(folder)
+    for command in lines(Path(path))[int(part) :: int(parts)]:
+        left = room / f"{key(command)}.json"
+        if left.exists():
+            continue
+        started = time.perf_counter()
+        try:
+            found = compiled(command, room)
+        except Exception as error:  # noqa: BLE001  one case that fails must not end the batch; it is recorded
+            found = {"command": command, "status": "failed", "reason": f"{type(error).__name__}: {error}"[:600]}
+        found["seconds"] = round(time.perf_counter() - started, 1)
+        left.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        print(found["status"], found["seconds"], command, flush=True)
+
+
+if __name__ == "__main__":
+    place = [int(word) for word in sys.argv[3:5]] or [0, 1]
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *place)

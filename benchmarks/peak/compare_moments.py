@@ -51,7 +51,9 @@ def main() -> None:
     from jaxcost.prediction.program import program
 
     folder = Path(sys.argv[1])
-    errors = []
+    errors: list[tuple[float, str]] = []
+    widths: list[float] = []
+    covered = 0
     for command in Path(sys.argv[2]).read_text(encoding="utf-8").splitlines():
         if not command.strip() or command.startswith("#"):
             continue
@@ -70,12 +72,16 @@ def main() -> None:
         for moment in found.moments:
             best[moment.phase] = max(best[moment.phase], moment.bytes.expected)
         inside = "in " if found.lower <= live <= found.upper else "OUT"
+        covered += inside == "in "
         width = (found.upper - found.lower) / found.expected
+        widths.append(width)
         mark = "  " if abs(error) < 0.01 else "! " if abs(error) < 0.03 else "!!"
         print(f"{mark}{error:+7.2%} {inside} {width:5.1%} {found.at:22} {command}")
         parts = [f"{phase} {sums[phase] / 1e9:.3f} {(best[phase] - sums[phase]) / live:+.2%}" for phase in PHASES]
         print("      " + "  ".join(parts))
     errors.sort()
+    if widths:
+        print(f"intervals: {covered} of {len(widths)} contain, median width {sorted(widths)[len(widths) // 2]:.1%}")
     if errors:
         values = [value for value, _ in errors]
         print(f"{len(values)} cases: median {values[len(values) // 2]:.2%}, "

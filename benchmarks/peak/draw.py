@@ -89,9 +89,10 @@ def training(
         scores = local * heads // mesh.get("tensor", 1) * seq * seq
         if local * seq > 32768 or (attention == "materialised" and scores > LARGEST_SCORES):
             continue
+        remat, precision = chance.choice(remats), chance.choice(("mixed", "mixed", "bf16"))
         options: dict[str, object] = {
             "phase": "training", "batch": local * mesh.get("data", 1) * mesh.get("fsdp", 1), "seq": seq,
-            "remat": chance.choice(remats), "attention": attention, "precision": chance.choice(("mixed", "mixed", "bf16")),
+            "remat": remat, "attention": attention, "precision": precision,
         }  # fmt: skip
         if layers == "unrolled":
             options["layers"] = layers

@@ -100,7 +100,7 @@ def paragraph(folder: Path, command: str, share: float = 0.6, least: float = 0.0
             continue
         rows: Counter[str] = Counter()
         rest = 0
-        for size, shape, what, op_name in stretch.live:
+        for size, shape, what, _ in stretch.live:
             label = ("~" if what.startswith("~") else "") + named(shape, names)
             if size < least * top:
                 rest += size
@@ -109,9 +109,8 @@ def paragraph(folder: Path, command: str, share: float = 0.6, least: float = 0.0
         mark = "***" if stretch.bytes == top else "   "
         rows = Counter(dict(sorted(rows.items(), key=lambda row: row[0].startswith("~"))))
         text = " ".join(f"{count}x{label}" if count > 1 else label for label, count in rows.items())
-        lines.append(
-            f"  {mark}{' '.join(w[:12] for w in stretch.name.split()):22} {stretch.bytes / 1e6:10.1f} @{_at(stretch)}: {text} (+{rest / 1e6:.1f})"
-        )
+        where = " ".join(word[:12] for word in stretch.name.split())
+        lines.append(f"  {mark}{where:22} {stretch.bytes / 1e6:10.1f} @{_at(stretch)}: {text} (+{rest / 1e6:.1f})")
     return "\n".join(lines)
 
 

@@ -101,7 +101,7 @@ def state_entries(program: Program) -> tuple[Held, ...]:
     found = []
     for item in arguments(program):
         kind = "input_output"
-        if item.role in ("parameter", "master"):
+        if item.role == "parameter":
             kind = "parameter"
         elif item.role in OPTIMIZER_ROLES:
             kind = "optimizer"

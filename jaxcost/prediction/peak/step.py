@@ -10,11 +10,9 @@ from jaxcost.prediction.ownership import arguments, results
 from jaxcost.prediction.peak import arrays
 from jaxcost.prediction.peak.arrays import Weight
 from jaxcost.prediction.peak.moments import Held, Span
-from jaxcost.prediction.peak.policy import Policy
-from jaxcost.prediction.program import Program
+from jaxcost.prediction.peak.policy import Policy, Rule
+from jaxcost.prediction.program import Primitive, Program
 from jaxcost.prediction.replay import walk
-
-POINTER_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,11 @@ class Step:
         return self.program.case.workload.attention == "blockwise"
 
     @cached_property
+    def replays(self) -> bool:
+        """Whether the backward pass computes the feed-forward products again."""
+        return self.program.case.execution.remat in ("block", "nothing_saveable")
+
+    @cached_property
     def stream(self) -> int:
         return self.size("b s d", self.compute)
 
@@ -93,6 +96,11 @@ class Step:
     @cached_property
     def queries_fp32(self) -> int:
         return self.size("b s h e", "fp32")
+
+    @cached_property
+    def projections(self) -> int:
+        """Queries, keys and values together."""
+        return self.queries + 2 * self.size("b s k e", self.compute)
 
     @cached_property
     def keys_fp32(self) -> int:
@@ -159,23 +167,58 @@ class Step:
     # entries
 
     def resident(self) -> list[Held]:
-        """Arguments, which donated results take over; the loss; the table of pointers to the results."""
-        leaves = 0
-        for item in arguments(self.program):
-            if item.role != "input":
-                leaves += 1
+        """Arguments, which donated results take over; the loss; sums of gradients over microbatches."""
         outputs = sum(item.per_device for item in results(self.program, ()) if item.role == "output")
-        return [*arrays.state_entries(self.program), Held("input_output", "loss", "loss", Span.exact(outputs))]
+        found = [*arrays.state_entries(self.program), Held("input_output", "loss", "loss", Span.exact(outputs))]
+        found.append(self.held("workspace", "what no rule names", "small", self.wide + self.mlp_weight))
+        if self.program.case.workload.accumulate > 1:
+            size = arrays.total(self.program, lambda weight: weight.trainable, self.gradient)
+            found.append(self.held("gradient", "sums over microbatches", "accumulators", size))
+            table = self.head.stored_bytes(self.gradient)
+            found.append(self.held("gradient", "token table", "accumulated-table", table, "embed/tokens"))
+        return found
 
     def saved(self) -> list[Held]:
-        """What the backward pass is left by the layers, as stacks over the layers."""
+        """What the layers leave for the backward pass, as stacks over the layers.
+
+        With recomputation these are the tensors of the walk. Without, what autodiff keeps is more: the fp32 interior of
+        norms instead of their input, the factors of the activation, and the weights as they were cast.
+        """
         found = []
+        plain = self.program.case.execution.remat == "none"
+        norms = {op.inputs[0] for op in self.program.ops if isinstance(op, Primitive) and op.kind.endswith("_norm")}
         for item in walk(self.program).saved:
-            if item.region == "block":
-                size = arrays.bytes_of(self.program, item.name) * item.copies
-                tensor = self.program.tensors[item.name]
+            if item.region != "block":
+                continue
+            tensor = self.program.tensors[item.name]
+            size = arrays.bytes_of(self.program, tensor) * item.copies
+            leaf = item.name.removeprefix(f"group{tensor.group}/")
+            if plain and item.name in norms:
+                size = arrays.bytes_of(self.program, tensor, "fp32") * item.copies
+                found.append(self.held("saved", f"{item.name} in fp32", "none-norms", size, tensor.scope))
+            elif plain and leaf.startswith("mlp/activation"):
+                form = self.program.case.architecture.groups[tensor.group or 0].layer.mlp.form
+                found.append(self.held("saved", "activation and its factors", f"none-{form}", size, tensor.scope))
+            elif plain and leaf == "attn/values/out":
+                rule = "none-context" if self.blockwise else "none-context-materialised"
+                found.append(self.held("saved", item.name, rule, size, tensor.scope))
+            elif plain and leaf == "attn/softmax/out":
+                inside = arrays.bytes_of(self.program, tensor, "fp32") * item.copies
                 found.append(Held("saved", item.name, tensor.scope, Span.exact(size)))
+                found.append(self.held("saved", "probabilities in fp32", "none-scores", inside, tensor.scope))
+            else:
+                found.append(Held("saved", item.name, tensor.scope, Span.exact(size)))
+        if plain and self.casts and self.fsdp == 1:
+            size = sum(payload_bytes(w.stack_elements, self.compute) for w in self.layers if not w.vector)
+            found.append(self.held("saved", "weights, cast", "none-weights", size))
         return found
+
+    def scores_copy(self) -> list[Held]:
+        """Return the copy in another order of what is saved of the scores, made between the loops."""
+        if self.blockwise or self.program.case.execution.remat != "none":
+            return []
+        layers = int(self.program.sizes.repeats[0])
+        return [self.held("saved", "probabilities, copied", "none-scores-copy", self.scores("fp32") * layers)]
 
     def transposed(self) -> list[Held]:
         """Stacks whose fsdp shard lies along the last axis, copied in another order for the loops."""
@@ -229,34 +272,50 @@ class Step:
     @cached_property
     def late(self) -> bool:
         """Whether the head's weight gradient is expected after the backward loop."""
+        return bool(self.lateness.value)
+
+    @cached_property
+    def lateness(self) -> Rule:
+        """The rule that says when the head's weight gradient is made."""
         if self.single:
-            return False
-        if self.beyond_limit:
-            return True
-        if self.stored != "fp32":
-            return self.policy.yes("head-gradient-late-bf16")
-        if self.tied:
-            return self.fsdp > 1 and self.policy.yes("head-gradient-late-tied")
-        return self.devices > 8 and self.policy.yes("head-gradient-late")
+            name = "single-none" if self.program.case.execution.remat == "none" else "single"
+        elif self.program.case.workload.accumulate > 1:
+            name = "accumulated"
+        elif self.beyond_limit:
+            name = "beyond-limit"
+        elif self.stored != "fp32":
+            name = "uncast"
+        elif self.tied:
+            name = "tied-fsdp" if self.fsdp > 1 else "tied"
+        else:
+            name = "many" if self.devices > int(self.policy.rule("node-devices").value) else "node"
+        return self.policy.rule(f"head-gradient-late-{name}")
+
+    def if_late(self, late: int, early: int = 0) -> Span:
+        """Return one of two sizes, by when the head's weight gradient is made."""
+        sizes = [late if choice else early for choice in self.lateness.alternatives]
+        return Span(min(sizes), late if self.late else early, max(sizes))
 
     def kept_head(self) -> list[Held]:
         """What of the head is in use throughout the backward loop: its gradient, or the logits and what made them."""
         if self.single:
-            kept = self.head.stored_bytes(self.gradient)
-            return [self.held("gradient", "head", "single-head-gradient", kept, "head")]
+            kept = self.if_late(self.logits + self.stream, self.head.stored_bytes(self.gradient))
+            return [Held("logits" if self.late else "gradient", "head", "head", kept, self.lateness.id)]
         early, late = self.head.used_bytes(self.gradient), self.logits + self.stream
         if self.fsdp > 1:
             early = self.head_gradient
-        expected = late if self.late else early
-        span = Span(min(early, late), expected, max(early, late))
+        span = self.if_late(late, early)
         carried = self.held("workspace", "stream gradient", "carried-stream", self.stream)
-        return [carried, Held("logits" if self.late else "gradient", "head", "head", span, "head-gradient-late")]
+        return [carried, Held("logits" if self.late else "gradient", "head", "head", span, self.lateness.id)]
 
     def pending(self, rule: str) -> list[Held]:
         """Wide activations and weight gradients of the feed-forward part, kept while attention runs backward."""
         if self.single:
             return [self.held("gradient", "weights of the layer", f"{rule}-weights-single", self.mlp_weight)]
-        found = [self.held("workspace", "feed-forward", f"{rule}-wide", self.wide)]
+        own = "" if self.devices > self.tensor else "-unreduced"
+        if self.blockwise and self.program.case.execution.remat == "none":
+            own = "-none"
+        found = [self.held("workspace", "feed-forward", f"{rule}-wide{own}", self.wide)]
         if self.fsdp > 1:
             found.append(self.held("gradient", "weights of the layer, unreduced", f"{rule}-weights", self.mlp_weight))
         return found

@@ -50,7 +50,8 @@ def moments(program: Program, policy: Policy) -> list[Moment] | Unpredicted:
 
 def _forward(step: Step) -> Moment:
     """The last layer of the forward loop, its saved tensors of all layers in place."""
-    held = [*step.resident(), *step.saved(), *step.transposed(), *step.early_gradients("forward-gradients-single" if step.single else "forward-gradients")]
+    held = [*step.resident(), *step.saved(), *step.transposed()]
+    held += step.early_gradients("forward-gradients-single" if step.single else "forward-gradients")
     held += step.cast_head("forward")
     held.append(step.held("workspace", "layer input and norm", "forward-stream", step.stream))
     if step.blockwise:
@@ -77,6 +78,13 @@ def _loss(step: Step) -> list[Moment]:
         reduced.append(step.held("workspace", "input gradient to be reduced", "loss-reduced", step.stream_fp32))
     used = Span.exact(step.head.used_bytes(step.compute))
     found = []
+    if step.scores_copy():
+        kept = Held("logits", "head/out", "head", step.if_late(step.logits), step.lateness.id)
+        held = [*base, *step.scores_copy(), kept, stream]
+        if step.fsdp > 1:
+            held.append(step.held("attention", "mask", "none-copy-mask", step.scores("bool")))
+            held.append(step.held("gathered_weight", "head", "none-copy-head", step.head.used_bytes(step.compute)))
+        found.append(Moment("scores copied", "loss", tuple(held)))
     if step.fsdp > 1 and step.casts:
         gathered = (
             Held("gathered_weight", "head, gathered as stored", "head", Span.exact(step.head.used_bytes(step.stored))),
@@ -91,7 +99,7 @@ def _loss(step: Step) -> list[Moment]:
         held.append(Held("gathered_weight" if step.casts else "gradient", name, "head", used))
         if not step.early:
             held += step.unordered_head()
-        return [Moment("loss", "loss", tuple(held))]
+        return [*found, Moment("loss", "loss", tuple(held))]
     early = step.early_gradients("loss-gradients" if step.casts else "loss-gradients-uncast")
     held = [*base, *early, *step.embedding_gradient(), logits, stream, *reduced]
     if step.casts or step.fsdp > 1:
@@ -100,17 +108,18 @@ def _loss(step: Step) -> list[Moment]:
     held = [*base, *step.gradients(), *step.embedding_gradient(), logits, *reduced]
     held.append(step.held("workspace", "final norm, its gradient, stream gradient", "start-stream", step.stream))
     found.append(Moment("loss, before the backward loop", "loss", tuple(held)))
-    size = step.head_product
-    share = Span(0, 0 if step.late else size, size)
+    share = step.if_late(0, step.head_product)
     product = [*base, *step.gradients(), *step.embedding_gradient(), logits, stream, *reduced]
-    product.append(Held("gradient", "head, unreduced", "head", share, "head-gradient-late"))
+    product.append(Held("gradient", "head, unreduced", "head", share, step.lateness.id))
     found.append(Moment("loss, weight gradient", "loss", tuple(product)))
     return found
 
 
 def _backward(step: Step) -> list[Moment]:
     """A layer of the backward loop: all gradient stacks, and the working set of one layer."""
-    base = [*step.resident(), *step.saved(), *step.transposed(), *step.gradients(), *step.embedding_gradient(), *step.kept_head()]
+    base = [*step.resident(), *step.saved(), *step.transposed(), *step.gradients(), *step.kept_head()]
+    if not step.single:
+        base += step.embedding_gradient()
     if not step.blockwise:
         scores = [
             step.held("attention", "score gradients in fp32", "backward-scores-fp32", step.scores("fp32")),
@@ -121,14 +130,19 @@ def _backward(step: Step) -> list[Moment]:
         scores += step.pending("backward-materialised")
         return [Moment("backward loop, attention", "backward", (*base, *scores))]
     wide = [
-        step.held("workspace", "feed-forward", "backward-wide", step.wide),
-        step.held("workspace", "stream", "backward-stream-tensor" if step.tensor > 1 else "backward-stream", step.stream),
-        step.held("workspace", "queries and output", "backward-heads", step.queries),
-        step.held("workspace", "query gradients", "backward-heads-fp32", step.queries_fp32),
-        step.held("workspace", "key gradients", "backward-keys-fp32", step.keys_fp32),
+        step.held("workspace", "feed-forward", "backward-wide" if step.replays else "backward-wide-saved", step.wide),
+        step.held(
+            "workspace", "stream", "backward-stream-tensor" if step.tensor > 1 else "backward-stream", step.stream
+        ),
     ]
-    if step.fsdp == 1 and step.casts:
-        wide.append(step.held("gathered_weight", "weights cast", "backward-weights", step.mlp_weight))
+    if step.program.case.execution.remat != "none":  # else queries and output are saved
+        wide += [
+            step.held("workspace", "queries and output", "backward-heads", step.queries),
+            step.held("workspace", "query gradients", "backward-heads-fp32", step.queries_fp32),
+            step.held("workspace", "key gradients", "backward-keys-fp32", step.keys_fp32),
+        ]
+    if step.fsdp > 1 or step.casts:
+        wide.append(step.held("gathered_weight", "weights, gathered or cast", "backward-weights", step.mlp_weight))
     blocks = [
         step.held("attention", "block in fp32", "block-fp32", step.block_fp32),
         step.held("attention", "block as multiplied", "block-stored", step.block_stored),
@@ -138,6 +152,8 @@ def _backward(step: Step) -> list[Moment]:
         step.held("workspace", "stream", "block-stream", step.stream),
     ]
     blocks += step.pending("block")
+    if step.program.case.architecture.groups[0].layer.attention.qk_norm:
+        blocks.append(step.held("workspace", "projections before their norms", "block-norm-inputs", step.projections))
     return [
         Moment("backward loop, feed-forward", "backward", (*base, *wide)),
         Moment("backward loop, attention", "backward", (*base, *blocks)),
@@ -148,10 +164,10 @@ def _after(step: Step) -> Moment:
     """After the loops: every gradient, and the head's product where the scheduler leaves it till then."""
     held = [*step.resident(), *step.gradients(), *step.embedding_gradient()]
     if step.single:
-        kept = step.held("gradient", "head", "single-head-gradient", step.head.stored_bytes(step.gradient))
-        return Moment("after the loops", "after", (*held, kept))
-    logits = Span(0, step.logits if step.late else 0, step.logits)
-    held.append(Held("logits", "head/out", "head", logits, "head-gradient-late"))
+        kept = Held("gradient", "head", "head", Span.exact(step.head.stored_bytes(step.gradient)))
+        logits = Held("logits", "head/out", "head", step.if_late(step.logits), step.lateness.id)
+        return Moment("after the loops", "after", (*held, kept, logits))
+    held.append(Held("logits", "head/out", "head", step.if_late(step.logits), step.lateness.id))
     if not step.beyond_limit:
         held.append(Held("gradient", "head, unreduced", "head", Span.exact(step.head_gradient)))
     if step.tied and not step.casts:
