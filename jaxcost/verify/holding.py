@@ -124,10 +124,24 @@ _OVER = {
 }  # fmt: skip
 
 
+def _undivided(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without what would split rows that it does not divide."""
+    mesh, rows = dict(options.get("mesh") or {}), options.get("seq") or 1
+    if rows % mesh.get("context", 1) or options.get("phase") == "decode":
+        mesh.pop("context", None)
+    found: dict[str, Any] = {"mesh": mesh}
+    if "context" not in mesh:
+        found["context_method"] = None
+    if rows // mesh.get("context", 1) % mesh.get("tensor", 1):
+        found["sequence_parallel"] = None
+    return found
+
+
 def variant(case: Case, architecture: Architecture | None = None, **options: Any) -> Case:
     """Return the case with another architecture or other options; an option of None falls back to its default.
 
-    What acts over a mesh axis goes with the axis, and the names that a recomputation policy keeps with the policy.
+    What acts over a mesh axis goes with the axis, the names that a recomputation policy keeps with the policy, and what
+    splits rows where it does not divide the new number of them.
     """
     merged = {**written_options(case), **options}
     if "mesh" in options:
@@ -135,6 +149,8 @@ def variant(case: Case, architecture: Architecture | None = None, **options: Any
         merged = {name: value for name, value in merged.items() if name not in gone or name in options}
     if "remat" in options and "remat_names" not in options:
         merged.pop("remat_names", None)
+    if {"seq", "phase"} & options.keys():
+        merged |= _undivided(merged)
     return build_case(
         architecture or case.architecture, {name: value for name, value in merged.items() if value is not None}
     )
