@@ -294,3 +294,38 @@ def test_serving_reads_offloaded_parameters_once() -> None:
 def test_a_degree_that_does_not_divide_is_refused(options: dict[str, Any], rule: str) -> None:
     with pytest.raises(RejectedError, match=rule):
         built(TINY, **options)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "tensor", "multiple", "stored", "own"),
+    [
+        (128_256, 8, 512, 128_512, 16_064),  # hpcaitech/ColossalAI PR 6124: 64 x tensor
+        (129_280, 24, 1_536, 130_560, 5_440),
+        (129_280, 24, 192, 129_408, 5_392),
+        (151_552, 6, 384, 151_680, 25_280),
+    ],
+)
+def test_a_padded_vocabulary_is_stored_and_not_learned(
+    vocabulary: int, tensor: int, multiple: int, stored: int, own: int
+) -> None:
+    sizes = {"L": 1, "d": 48, "h": 24, "k": 24, "e": 2, "f": 48, "V": vocabulary}
+    program = built(sizes, mesh={"tensor": tensor}, vocabulary_multiple=multiple)
+    totals = parameters(program).totals
+    assert totals["padding"] == 2 * (stored - vocabulary) * 48  # table and head
+    assert totals["unique"] == parameters(built(sizes)).totals["unique"]
+    head = next(item for item in tensor_parallel.locals_of(program) if item.scope == "head")
+    assert head.weight_shard_bytes == own * 48 * 2 and head.kind == "vocabulary column"
+    if tensor == 8:
+        assert totals["padding"] // 48 * 4096 == 2 * 1_048_576
+
+
+def test_a_pipeline_composes_with_tensor_slices_and_data_shards_in_order() -> None:
+    """Two data replicas of two tensor ranks of two stages: no array is divided by eight."""
+    options: dict[str, Any] = {"seq": 4096, "batch": 4, "accumulate": 2, "precision": "bf16_master_adam"}
+    program = built(RUNNING, mesh={"pipeline": 2, "data": 2, "tensor": 2}, zero=1, **options)
+    row = next(row for row in ownership(program).rows if row.object == "m")
+    assert set(row.fields["divided"]) == {"data=2 x tensor=2", "data=2"}
+    vectors = 16 * 2 * 4096 + 4096  # the second rank's norms, whole under tensor
+    matrices = 16 * (218_112_000 - 2 * 4096) + 128_256 * 4096
+    assert row.per_device == 4 * (matrices // 4 + vectors // 2)
+    assert row.fields["cluster_bytes"] == 4 * (8_030_261_248 - 266_240) + 2 * 4 * 266_240
