@@ -17,6 +17,7 @@ needs anything is left out, with its collectives.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from jaxcost.contracts.dtypes import BITS, payload_bytes
@@ -157,6 +158,8 @@ class _Fold:
         run, work = program.case.execution, program.case.workload
         self.program, self.rank = program, rank
         self.training = work.phase == "training"
+        # One checkpoint around everything: a whole second forward pass, which drops its weights before the backward.
+        self.whole = self.training and run.remat == "everything"
         self.useful = {id(op) for op in walk(program).useful} if self.training else set()
         self.sizes = program.device_microbatch_sizes
         # Where ranks share K/V heads, k separates the heads and g, the query heads of one, the ranks that share it.
@@ -206,6 +209,10 @@ class _Fold:
         """Return whether sequence parallelism splits a tensor's rows."""
         return self.sequence and tensor.axes == "b s d" and tensor.role == "activation"
 
+    def rows_split(self, tensor: Tensor) -> int:
+        """Return over how many tensor ranks sequence parallelism splits the rows of a tensor."""
+        return self.program.case.execution.degree("tensor") if self.is_stream(tensor) else 1
+
     # -- the walk -----------------------------------------------------------------------------------------------------
 
     def all(self) -> Iterator[Transfer]:
@@ -215,12 +222,17 @@ class _Fold:
             yield from self._forward(op, "forward")
         if self.training:
             yield from self._weights("backward")
+            if self.whole:
+                yield from self._weights("replay")
             for op in self.program.ops:
-                if id(op) in self.useful:
+                if id(op) in self.useful or (self.whole and self._makes_loss(op)):
                     yield from self._forward(op, "replay")
             for op in reversed(self.program.ops):
                 yield from self._backward(op)
         yield from self._pipeline()
+
+    def _makes_loss(self, op: Op) -> bool:
+        return isinstance(op, Primitive) and op.kind == "cross_entropy"
 
     def _forward(self, op: Op, phase: str) -> Iterator[Transfer]:
         if isinstance(op, Contraction):
@@ -231,7 +243,7 @@ class _Fold:
                 yield self._reduced(over, op.outputs[0], op, phase, op.out_dtype, op.scope)
         elif isinstance(op, Lookup):
             yield from self._lookup(op, phase)
-        elif isinstance(op, Primitive) and op.kind == "cross_entropy":
+        elif isinstance(op, Primitive) and self._makes_loss(op):
             yield from self._loss(op, phase)
 
     def _reduced(
@@ -270,9 +282,9 @@ class _Fold:
         name = op.inputs[1]
         tensor, size = self.program.tensors[name], participants(self.program, over)
         elements = self.sizes.product("b t k e", op.group)
-        common = (over, name, op.scope, phase, tensor.dtype)
+        common = (over, name, op.scope, phase, self.program.case.state.compute_dtype)
         ends = (self.micro, tensor.scope, op.scope)
-        if self.program.case.execution.context_method == "ring":
+        if self.program.case.execution.context_method == "ring" and tensor.role != "cache":
             yield Transfer("collective-permute", *common, ceil_div(elements, size), self.layers(op) * (size - 1), *ends)
         else:
             yield Transfer("all-gather", *common, elements, self.layers(op), *ends)
@@ -299,7 +311,7 @@ class _Fold:
             for group in fsdp_groups(self.program, self.rank):
                 dtype = self.program.case.state.compute_dtype
                 elements = group.gathered_bytes * 8 // BITS[dtype]
-                if elements and not (again and not group.name.startswith(("group", "root"))):
+                if elements:
                     yield Transfer(
                         "all-gather", over, group.name, group.name if group.name.startswith("group") else "", phase,
                         dtype, elements, group.copies, self.micro, "parameters", phase,
@@ -312,7 +324,10 @@ class _Fold:
             # What stands outside the layers is used for its backward pass at once, and kept until then.
             if again and op.region != "block":
                 continue
-            if again and id(op) not in self.useful and not self._multiplied_again(op, name):
+            replayed = id(op) in self.useful
+            if again and not (replayed and not self.whole) and not self._multiplied_again(op, name):
+                continue
+            if phase == "replay" and not (replayed or op.region != "block"):
                 continue
             elements = self.count(self.program.tensors[name].axes, op.group)
             yield Transfer(
@@ -405,8 +420,9 @@ class _Fold:
         if self.program.case.execution.context_method == "ring":
             piece, layers = ceil_div(elements, size), self.layers(op)
             again = (name, op.scope, "backward", tensor.dtype)
-            yield Transfer("collective-permute", ("context",), *common, piece, layers * size, *ends)
-            yield Transfer("collective-permute", ("context",), *again, piece, layers * (size - 1), *ends)
+            # Gradients travel with the rows, and once more to get home.
+            for what, turns in ((again, size - 1), (common, size - 1), (common, 1)):
+                yield Transfer("collective-permute", ("context",), *what, piece, layers * turns, *ends)
         else:
             yield Transfer("reduce-scatter", ("context",), *common, elements, self.layers(op), *ends)
 
@@ -427,10 +443,26 @@ class _Fold:
             yield Transfer("reduce-scatter", ("fsdp",), *common, elements, *ends)
             elements = ceil_div(elements, run.degree("fsdp"))
             over = tuple(axis for axis in over if axis != "fsdp")
-        yield from self._summed(over, tensor, common, elements, ends)
+        if not (tensor.name == self.tied_head and over == self.present("data", "context")):
+            yield from self._summed(over, tensor, common, elements, ends)
+
+    @cached_property
+    def tied_head(self) -> str:
+        """The name of a head whose gradient is added to that of the table it shares, before both are summed."""
+        for tensor in self.program.parameters:
+            table = self.program.tensors[tensor.storage]
+            if tensor.name != tensor.storage and table.trainable and not self.present("pipeline"):
+                return tensor.name
+        return ""
 
     def _summed(
-        self, over: tuple[str, ...], tensor: Tensor, common: tuple[str, ...], elements: Any, ends: Sequence[Any]
+        self,
+        over: tuple[str, ...],
+        tensor: Tensor,
+        common: tuple[str, ...],
+        elements: Any,
+        ends: Sequence[Any],
+        terms: tuple[str, ...] = (),
     ) -> Iterator[Transfer]:
         """The rest of a gradient's sum, and what a ZeRO stage does in its place."""
         run = self.program.case.execution
@@ -448,7 +480,7 @@ class _Fold:
             elements = ceil_div(elements, run.degree("data"))
             over = tuple(axis for axis in over if axis != "data")
         if over:
-            yield Transfer("all-reduce", over, name, scope, phase, dtype, elements, layers, times, made, needed)
+            yield Transfer("all-reduce", over, name, scope, phase, dtype, elements, layers, times, made, needed, terms)
 
     def _vectors(self, op: Primitive) -> Iterator[Transfer]:
         """Gradients of norm scales and biases: summed over rows and sequences; whole on every device afterwards."""
@@ -506,9 +538,11 @@ class _Fold:
             yield Transfer("all-gather", fsdp, op.inputs[1], op.scope, phase, "int32", ids, *common)
         if tensor:
             found = rows if columns == "d" else rows * degree
-            yield Transfer("all-reduce", tensor, out.name, op.scope, phase, table.dtype, found, *common)
+            kind = "reduce-scatter" if self.is_stream(out) else "all-reduce"
+            yield Transfer(kind, tensor, out.name, op.scope, phase, table.dtype, found, *common)
         if fsdp and columns == "d":
-            yield Transfer("all-to-all", fsdp, out.name, op.scope, phase, out.dtype, rows, *common)
+            own = ceil_div(rows, self.rows_split(out))
+            yield Transfer("all-to-all", fsdp, out.name, op.scope, phase, out.dtype, own, *common)
 
     def _scatter(self, op: Lookup) -> Iterator[Transfer]:
         """The gradient of looked-up rows goes back to the columns of the table that a device holds."""
@@ -522,16 +556,23 @@ class _Fold:
             return
         columns, rows = table.axes.split()[1], self.count(out.axes, None)
         if fsdp and columns == "d":
-            yield Transfer("all-to-all", fsdp, f"d {out.name}", op.scope, "backward", out.dtype, rows, *common)
+            own = ceil_div(rows, self.rows_split(out))
+            yield Transfer("all-to-all", fsdp, f"d {out.name}", op.scope, "backward", out.dtype, own, *common)
         elif fsdp:
             elements = rows * degree
             yield Transfer("all-gather", fsdp, f"d {out.name}", op.scope, "backward", out.dtype, elements, *common)
+        if self.is_stream(out):
+            tensor = self.present("tensor")
+            yield Transfer("all-gather", tensor, f"d {out.name}", op.scope, "backward", out.dtype, rows, *common)
         elements = self.count(table.axes, None)
         if columns == "d":
             elements = ceil_div(elements, degree)
         names = (f"d {table.name}", op.scope, "backward", table.dtype)
-        ends = (self.layers(op), self.synced, op.scope, "optimizer")
-        yield from self._summed(self.present("data", "context"), table, names, elements, ends)
+        # A tied head makes the other part of this gradient, with the same shards unless its columns have none.
+        joined = self.tied_head and (columns == "d" or not fsdp)
+        terms = (self.program.tensors[self.tied_head].scope, op.scope) if joined else ()
+        ends = (self.layers(op), self.synced, ", ".join(terms) or op.scope, "optimizer")
+        yield from self._summed(self.present("data", "context"), table, names, elements, ends, terms)
 
     def _positions(self, op: Lookup, table: Tensor, out: Tensor) -> Iterator[Transfer]:
         elements = self.count(out.axes, None)
@@ -550,8 +591,11 @@ class _Fold:
         tensor, rows = self.present("tensor"), self.count("b s", None)
         common = (self.layers(op), self.micro, "head", op.scope)
         if tensor:
-            for name in ("row maximum", "row sum", "label's logit"):
+            # A replay needs the statistics of its backward pass, not the loss.
+            for name in ("row maximum", "row sum", "label's logit")[: 2 if phase == "replay" else 3]:
                 yield Transfer("all-reduce", tensor, name, op.scope, phase, "fp32", rows, *common)
+        if phase == "replay":
+            return
         if self.present("context"):
             column = self.count("b", None)
             yield Transfer(

@@ -9,7 +9,10 @@ for their own evidence:
 - reduced whole: an all-reduce of which named instructions keep this device's part, in place of a reduce-scatter;
 - one sum each: the partial products of one gradient reduced by themselves, one instruction for each named product;
 - out of the loop: one collective of the stacked layers in place of one a layer;
+- hoisted: a gather of what does not change between microbatches, once for all of them;
+- axis by axis: a sum over several mesh axes as one instruction per part of them;
 - gathered by a sum: the shards, written into zeros, are summed;
+- padded: a reduce-scatter of an array that the program padded, and a permutation of the rows at the border;
 - passed around: a gather, or a reduce-scatter, as permutations of one shard;
 - merged gathers: one gather of an array, by its argument, stands where two were declared;
 - undone or dead replay: no product is left under replay in that group of layers.
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 from jaxcost.contracts.dtypes import BITS, payload_bytes
@@ -33,6 +36,7 @@ from jaxcost.reconciliation.rows import Explanation, Finding, Row
 
 TYPES = {"f64": "fp64", "f32": "fp32", "bf16": "bf16", "f16": "fp16", "s32": "int32", "u32": "uint32", "s64": "int64"}
 AUTO = "what the automatic partitioner inserts is not predicted; the ledger is that of explicit sharding"
+SLICES = "the program of one of several slices, with host transfers between them: compared by nobody in this version"
 UNKNOWN_TIMES = "how often it runs is unknown"
 BACK = ("backward", "replay")
 
@@ -68,6 +72,7 @@ class Need:
     object: str
     terms: tuple[str, ...]
     layers: int
+    microbatches: int
     participants: int
 
     @property
@@ -90,6 +95,7 @@ class Seen:
     form: str
     sliced: tuple[str, ...]
     source: str
+    unpadded: int
     taken: bool = field(default=False)
 
     @property
@@ -101,7 +107,8 @@ class Seen:
 class Change(NamedTuple):
     """One way in which a form differs from the declaration: which, its evidence, and its effect on a transfer.
 
-    `pieces` multiplies the instructions, `divided` divides their executions and multiplies the elements of each.
+    `pieces` multiplies the instructions, `divided` divides their executions and multiplies the elements of each,
+    `fewer` only divides the executions.
     """
 
     name: str
@@ -109,6 +116,7 @@ class Change(NamedTuple):
     dtype: str = ""
     pieces: int = 1
     divided: int = 1
+    fewer: int = 1
 
 
 class Transfers:
@@ -120,10 +128,11 @@ class Transfers:
         self.section: Mapping[str, Any] = observed.data["collectives"]
         self.known = self.ledger.totals["payload_bytes"] is not None
         self.auto = prediction.case.execution.sharding == "auto" and prediction.case.execution.device_count > 1
+        self.slices = int(observed.data["target"].get("slice_count") or 1)
         self.needs = list(self._needs()) if self.known else []
         self.seen = list(self._seen())
         self.moved: dict[Key, list[Explanation]] = {}
-        if self.known and not self.auto:
+        if self.known and not self.auto and self.slices == 1:
             self._match()
 
     # -- both sides ---------------------------------------------------------------------------------------------------
@@ -136,7 +145,7 @@ class Transfers:
             key = Key(f["kind"], f["axis"], f["payload_bytes"], f["times"] // copies)
             need = Need(
                 key, f["dtype"], f["elements"], row.scope, row.phase, row.object, tuple(f.get("terms", ())),
-                f["layers"] // copies, f["participants"],
+                f["layers"] // copies, f["microbatches"], f["participants"],
             )  # fmt: skip
             yield from (need for _ in range(copies))
 
@@ -147,24 +156,27 @@ class Transfers:
             axes = "" if row["axes"] is None else axes_text(row["axes"])
             parts = row.get("parts") or [_whole(row)]
             for part in parts:
-                size = part["result_bytes"] if row["kind"] == "all-gather" else part["operand_bytes"]
+                size = part["result_bytes"] if row["kind"] in ("all-gather", "recv") else part["operand_bytes"]
                 dtype = TYPES.get(part["dtype"], part["dtype"])
                 bits = BITS.get(dtype, 8)
                 yield Seen(
                     Key(row["kind"], axes, size, row["executions"]), dtype, size * 8 // bits,
                     part["scope"] or row["scope"], part["phase"], part["argument"], row["name"], row["form"],
-                    tuple(part["sliced"]), row["source"],
+                    tuple(part["sliced"]), row["source"], part.get("unpadded_elements", 0),
                 )  # fmt: skip
 
     # -- matching -----------------------------------------------------------------------------------------------------
 
     def _match(self) -> None:
         left = [need for need in self.needs if not self._take_exact(need)]
-        left = [need for need in left if not self._take_ring(need) and not self._take_changed(need)]
+        special = (self._take_ring, self._take_padded, self._take_axes, self._take_changed)
+        left = [need for need in left if not any(take(need) for take in special)]
         for need in left:
             self._absent(need)
 
     def _take_exact(self, need: Need) -> bool:
+        if len(need.terms) > 1 and self._find(need, (Change("one sum each", pieces=len(need.terms)),)):
+            return False
         same = [s for s in self.seen if not s.taken and s.key == need.key and s.dtype == need.dtype]
         if same:
             max(same, key=lambda s: _likeness(need, s)).taken = True
@@ -194,6 +206,8 @@ class Transfers:
             optional.append([Change("one sum each", pieces=len(need.terms))])
         if need.layers > 1:
             optional.append([Change("out of the loop", divided=need.layers)])
+        if need.key.kind == "all-gather" and need.microbatches > 1 and need.layers == 1:
+            optional.append([Change("hoisted", fewer=need.microbatches)])
         if BITS[need.dtype] < BITS["fp32"]:
             optional.append([Change("wider type", dtype="fp32")])
         found = []
@@ -264,6 +278,57 @@ class Transfers:
             self._add(seen.key, "passed around", payload_bytes(shard, need.dtype) * seen.key.times, evidence)
         return True
 
+    def _take_padded(self, need: Need) -> bool:
+        """Match a reduce-scatter with one of a padded array, and the permutation of the rows then one rank off.
+
+        With shards of S + p instead of S, rank i finds the first i p of its elements on the rank before.
+        """
+        n, bits = need.participants, BITS[need.dtype]
+        for wide in self.seen:
+            if wide.taken or wide.unpadded != need.elements or wide.dtype != need.dtype or not _related(need, wide):
+                continue
+            if wide.key[:2] != need.key[:2] or wide.key.times != need.key.times or (wide.elements - need.elements) % n:
+                continue
+            border = (wide.elements - need.elements) // n * (n - 1)
+            key = Key("collective-permute", need.key.axes, border * bits // 8, need.key.times)
+            passed = [s for s in self.seen if not s.taken and s.key == key and _related(need, s)]
+            if not passed:
+                continue
+            other = max(passed, key=lambda s: _likeness(need, s))
+            evidence = f"{wide.shown} for {need.object} of {need.elements}, {other.shown} from the rank before"
+            padded = payload_bytes(wide.elements, need.dtype) * need.key.times
+            for moved, amount in ((need.key, -need.key.total), (wide.key, padded), (key, key.total)):
+                self._add(moved, "padded", amount, evidence)
+            wide.taken = other.taken = True
+            return True
+        return False
+
+    def _take_axes(self, need: Need) -> bool:
+        """Match an all-reduce over several mesh axes with one over each part of them."""
+        axes = need.key.axes.split(",")
+        if need.key.kind != "all-reduce" or len(axes) < 2:
+            return False
+        same = [
+            s
+            for s in self.seen
+            if not s.taken and (s.key.kind, s.key.payload, s.key.times) == ("all-reduce", *need.key[2:])
+            if s.dtype == need.dtype and s.key.axes and _related(need, s)
+        ]
+        for cut in range(1, len(axes)):
+            for first in combinations(axes, cut):
+                rest = ",".join(axis for axis in axes if axis not in first)
+                one = next((s for s in same if s.key.axes == ",".join(first)), None)
+                other = next((s for s in same if s.key.axes == rest), None)
+                if one is None or other is None:
+                    continue
+                evidence = f"{one.shown} over {one.key.axes}, {other.shown} over {rest}, for {need.object}"
+                self._add(need.key, "axis by axis", -need.key.total, evidence)
+                for seen in (one, other):
+                    seen.taken = True
+                    self._add(seen.key, "axis by axis", need.key.total, evidence)
+                return True
+        return False
+
     def _absent(self, need: Need) -> None:
         """Explain a transfer that is not there at all, where something shows why."""
         twin = self._twin(need)
@@ -306,8 +371,10 @@ class Transfers:
 
         There are none where one device talks to nobody.
         """
-        if not self.known or self.auto:
-            reason = AUTO if self.auto else "; ".join(dict.fromkeys(self.ledger.reasons.values()))
+        if not self.known or self.auto or self.slices > 1:
+            reason = (
+                AUTO if self.auto else SLICES if self.known else "; ".join(dict.fromkeys(self.ledger.reasons.values()))
+            )
             yield from (
                 Row("collective_bytes", scope, "", "bytes", None, n, reason=reason) for scope, n in self._sums()
             )
@@ -365,8 +432,11 @@ class Transfers:
 
     def findings(self) -> Iterator[Finding]:
         """Yield what nobody declared, with its source line, and what automatic partitioning does differently."""
+        if self.slices > 1:
+            yield from self._between_slices()
         if self.auto and self.known:
             yield from self._partitioner()
+        if self.auto or self.slices > 1:
             return
         for seen in self.seen if self.known else ():
             if not seen.taken:
@@ -374,6 +444,17 @@ class Transfers:
                 text = f"nobody declared {seen.key.kind} over {seen.key.axes or 'unknown axes'}, "
                 text += f"{seen.key.payload} bytes x {seen.key.times}, in {seen.scope or 'no scope'}{where}"
                 yield Finding("undeclared collective", text, (seen.name,))
+
+    def _between_slices(self) -> Iterator[Finding]:
+        """What leaves a device for other slices, by the kind of transfer that it is part of."""
+        sums: dict[str, int] = {}
+        for seen in self.seen:
+            if seen.key.kind == "send":
+                sums[seen.form] = sums.get(seen.form, 0) + seen.key.total
+        for form, total in sorted(sums.items()):
+            names = [s.name for s in self.seen if s.form == form and s.key.kind == "send"]
+            text = f"{form}: each device sends {total} bytes to the other {self.slices - 1} of {self.slices} slices"
+            yield Finding("between slices", text, tuple(names)[:4])
 
     def _partitioner(self) -> Iterator[Finding]:
         """What the partitioner, left to itself, inserts beside what explicit sharding declares."""
@@ -395,8 +476,11 @@ def _explanation(change: str, amount: int, evidence: str) -> Explanation:
         ("reduced whole", "an all-reduce and a slice in place of a reduce-scatter"),
         ("one sum each", "parts of one gradient reduced one by one instead of their sum"),
         ("out of the loop", "moved out of the loop: one collective of all layers"),
+        ("hoisted", "a gather of what does not change, moved out of the loop over microbatches"),
+        ("axis by axis", "a sum over several mesh axes taken one axis at a time"),
         ("gathered by a sum", "a gather by summing shards written into zeros"),
         ("passed around", "a gather or scatter by passing shards around a ring"),
+        ("padded", "a reduce-scatter of a padded array, the rows at its border passed on"),
         ("merged gathers", "a second gather of the same array merged with the first"),
         ("replay gone", "collectives of a recomputation that the compiler undid"),
     ):
@@ -412,6 +496,7 @@ def _changed(need: Need, changes: tuple[Change, ...]) -> tuple[Key, str, int]:
         kind, dtype = change.kind or kind, change.dtype or dtype
         if change.divided > 1:
             elements, times = elements * change.divided, times // change.divided
+        times //= change.fewer
     return Key(kind, need.key.axes, payload_bytes(elements, dtype), times), dtype, elements
 
 
@@ -450,7 +535,8 @@ def _shown(seen: Seen, need: Need) -> str:
 def _whole(row: Mapping[str, Any]) -> dict[str, Any]:
     """A collective whose arrays are not listed, as one array."""
     return {
-        "dtype": row["dtype"], "operand_bytes": row["operand_bytes"], "result_bytes": row["result_bytes"],
+        "unpadded_elements": 0, "dtype": row["dtype"], "operand_bytes": row["operand_bytes"],
+        "result_bytes": row["result_bytes"],
         "scope": row["scope"], "phase": row["phase"], "argument": "", "sliced": (),
     }  # fmt: skip
 

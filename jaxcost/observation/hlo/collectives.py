@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import gcd, prod
 
 from jaxcost.observation.hlo.groups import Groups, MeshAxes, decode_groups
 from jaxcost.observation.hlo.module import Instruction, Module
@@ -25,8 +26,8 @@ class Part:
 
     `operand_dims` and `result_dims` are its extents before and after; `operand_bytes` and `result_bytes` leave out the
     padding of layouts. `argument` is the path of the program's argument that it is a copy of, `sliced` names the
-    instructions that keep only this device's part of the result, `op_name`, `scope` and `phase` are those of what made
-    it.
+    instructions that keep only this device's part of the result, `unpadded_elements` counts those before the program
+    itself padded the array (0 where it did not); `op_name`, `scope` and `phase` are those of what made it.
     """
 
     dtype: str
@@ -39,6 +40,7 @@ class Part:
     phase: str
     argument: str
     sliced: tuple[str, ...]
+    unpadded_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,26 @@ def _zero_filled(at: Instruction) -> bool:
     return False
 
 
+def _sent(at: Instruction) -> Shape:
+    """The array of a send or a receive, without the token and the context beside it."""
+    whole = at.operands[0].shape if at.opcode == "send" else at.shape
+    return next(whole.leaves(), whole)
+
+
+def one_slice(mesh: Mapping[str, int], devices: int | None) -> dict[str, int]:
+    """The part of a mesh on so many consecutive devices, axis by axis; {} where they are no block of the mesh."""
+    if devices is None or not mesh:
+        return {}
+    slices, rest = divmod(prod(mesh.values()), devices)
+    found = {}
+    for name, size in mesh.items():
+        outside = gcd(size, slices)
+        found[name], slices = size // outside, slices // outside
+        if slices > 1 and found[name] > 1:
+            return {}
+    return {} if rest or slices > 1 else found
+
+
 def _laid_in_a_row(at: Instruction) -> list[Instruction]:
     """The arrays that make up the flat operand of a combined all-reduce; the operand alone where it is no such row."""
     row: Instruction | None = at
@@ -173,6 +195,10 @@ class _Reader:
         self.counts = executions.counts()
         self.mesh = MeshAxes(mesh) if mesh else None
         self.devices = self.mesh.count if self.mesh else module.device_count
+        # A program for several slices is that of one of them; its groups name the devices of that slice.
+        self.slice = one_slice(mesh or {}, devices_per_node)
+        self.inside = MeshAxes(self.slice) if self.slice else None
+        self.between = tuple(name for name, size in (mesh or {}).items() if self.slice and self.slice[name] < size)
         self.decoded: dict[bytes, Groups] = {}
 
     def groups(self, at: Instruction) -> Groups:
@@ -190,10 +216,15 @@ class _Reader:
         return self.decoded[key]
 
     def nodes(self, groups: Groups) -> int | None:
-        """How many nodes (or slices) the widest group spans; ids are turned into those of physical devices."""
+        """How many nodes (or slices) the widest group spans; ids are turned into those of physical devices.
+
+        A host transfer reaches every slice that holds another part of the mesh.
+        """
         per_node = self.devices_per_node
-        if per_node is None or not groups:
+        if per_node is None:
             return None
+        if not groups:
+            return self.devices // per_node
         physical = self.module.device_ids
         places = [[physical[i] if i < len(physical) else i for i in group] for group in groups]
         return max(len({device // per_node for device in group}) for group in places)
@@ -203,7 +234,12 @@ class _Reader:
         all-reduce of which a device keeps its own part.
         """
         if kind in ("send", "recv"):
-            return ()
+            place, op_name = self.places.named(at)
+            shape = _sent(at)
+            into, out = (shape.logical_bytes, 0) if kind == "send" else (0, shape.logical_bytes)
+            return (
+                Part(shape.dtype, shape.dims, shape.dims, into, out, op_name, place.scope, place.phase, "", ()),
+            )  # fmt: skip
         results = list((scattered.shape if scattered else self._result(at, kind)).leaves())
         pairs = len(results) == len(at.operands)
         if kind == "all-to-all" and pairs and len(results) > 1:
@@ -238,6 +274,7 @@ class _Reader:
             dtype=shape.dtype, operand_dims=shape.dims, result_dims=result.dims,
             operand_bytes=operand.shape.logical_bytes, result_bytes=result.logical_bytes, op_name=op_name,
             scope=place.scope, phase=place.phase, argument=given.op_name if given is not None else "", sliced=(),
+            unpadded_elements=operand.operands[0].shape.size if operand.opcode == "pad" else 0,
         )  # fmt: skip
 
     def row(self, at: Instruction) -> Collective:
@@ -267,15 +304,22 @@ class _Reader:
         if at.opcode in ("send", "recv"):
             attributes = {e.key: e.value for e in at.proto.frontend_attributes.map}
             form = f"host transfer {attributes.get('_xla_megascale_transfer_type', '')}".strip()
-            operands, result = (_bytes(o.shape for o in at.operands[:1]), 0) if kind == "send" else (0, result)
+            sent = _sent(at).logical_bytes
+            operands, result = (sent, 0) if kind == "send" else (0, sent)
         groups = self.groups(at)
         pairs = kind == "collective-permute"
         axes = None
         if self.mesh and groups:
             axes = self.mesh.of_pairs(groups) if pairs else self.mesh.of_groups(groups)
+            if axes is None and self.inside and not pairs:
+                axes = self.inside.of_groups(groups)
+        elif kind in ("send", "recv") and self.between:
+            axes = self.between
         place, op_name = self.places.named(at)
         times = self.counts[at.computation.id]
         shape = next((leaf for o in at.operands for leaf in o.shape.leaves()), at.shape)
+        if kind in ("send", "recv"):
+            shape = _sent(at)
         return Collective(
             id=at.id, name=at.name, computation=at.computation.name, kind=kind, form=form, op_name=op_name,
             scope=place.scope, phase=place.phase, scope_exact=place.exact, dtype=shape.dtype, operand_bytes=operands,
