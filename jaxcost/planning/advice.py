@@ -20,6 +20,7 @@ from jaxcost.prediction.ledgers import Prediction, predict
 from jaxcost.report.numbers import about
 
 CHANGES_SHOWN = 6
+ACCUMULATED = (2, 4, 8)
 CLASSES_SHOWN = 3
 HELD = "arguments and saved activations"
 
@@ -81,7 +82,7 @@ def _short(column: Column, largest: str) -> dict[str, Any]:
     compiled = column.memory.get("required_bytes") is not None
     classes = (column.memory.get("by_class_at_peak") if compiled else column.peak.get("by_class")) or {}
     held = sorted(((size, name) for name, size in classes.items() if size), reverse=True)[:CLASSES_SHOWN]
-    text = f"{column.label} needs {_size(needs - limit)} more than {largest} of the device"
+    text = f"{column.label} needs {'' if compiled else 'at least '}{_size(needs - limit)} more than {largest} of the device"
     if needs <= limit:
         text = f"{column.label} is refused by the compiler"
     if held:
@@ -115,7 +116,14 @@ def _changes(column: Column, columns: Sequence[Column], largest: str) -> list[di
             "bytes": saved["bytes"], "basis": saved["basis"], "quantity": saved["what"], "flops": cost,
             "enough": enough,
         })  # fmt: skip
-    return sorted(found, key=lambda item: -item["bytes"])[:CHANGES_SHOWN]
+    return sorted(_least(found), key=lambda item: -item["bytes"])[:CHANGES_SHOWN]
+
+
+def _least(found: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Leave out steps of accumulation beyond the first that is enough, or without one all but the first."""
+    steps = [item for item in found if item["change"].startswith("--accumulate")]
+    kept = next((item for item in steps if item["enough"]), steps[0] if steps else None)
+    yield from (item for item in found if item not in steps or item is kept)
 
 
 def _compiled_saving(column: Column, other: Column) -> dict[str, Any] | None:
@@ -184,21 +192,26 @@ def _proposals(case: Case) -> Iterable[tuple[str, dict[str, Any]]]:
         now = order.index(run.remat) if run.remat in order else len(order)
         for remat in order[now + 1 :]:
             yield f"--remat {remat}", _with(case, "execution", remat=remat)
-        yield f"--accumulate {2 * work.accumulate}", _with(case, "workload", accumulate=2 * work.accumulate)
+        for accumulate in (work.accumulate * factor for factor in ACCUMULATED):
+            yield f"--accumulate {accumulate}", _with(case, "workload", accumulate=accumulate)
         if run.degree("data") > 1:
             yield f"--zero {min(run.zero + 1, 3)}", _with(case, "execution", zero=min(run.zero + 1, 3))
+    if run.degree("tensor") > 1 and not run.sequence_parallel:
+        yield "--sequence-parallel", _with(case, "execution", sequence_parallel=True)
     if work.attention == "materialised":
         yield "--attention blockwise", _with(case, "workload", attention="blockwise")
 
 
 def _meshes(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield meshes of as many devices: all of data moved to fsdp, or a factor of two moved to tensor."""
+    """Yield meshes of as many devices: all of data moved to fsdp, or a factor of two moved to tensor or off it."""
     data, fsdp, tensor = (sizes.get(axis, 1) for axis in ("data", "fsdp", "tensor"))
     if data > 1:
         yield _ordered({**sizes, "data": 1, "fsdp": fsdp * data})
     for axis, degree in (("data", data), ("fsdp", fsdp)):
         if degree % 2 == 0:
             yield _ordered({**sizes, axis: degree // 2, "tensor": tensor * 2})
+    if tensor % 2 == 0:
+        yield _ordered({**sizes, "fsdp": fsdp * 2, "tensor": tensor // 2})
 
 
 def _ordered(sizes: Mapping[str, int]) -> dict[str, int]:

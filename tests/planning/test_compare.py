@@ -9,7 +9,7 @@ import pytest
 from jaxcost.catalog import load
 from jaxcost.contracts.case import build_case
 from jaxcost.contracts.errors import RejectedError
-from jaxcost.planning.advice import HELD, candidates, held
+from jaxcost.planning.advice import HELD, _least, candidates, held
 from jaxcost.planning.column import compiled_collectives
 from jaxcost.planning.compare import Spec, compare, fill_target, fraction_labels, plan
 from jaxcost.planning.difference import buffers_by_class, place_of
@@ -274,10 +274,18 @@ def test_candidates_are_single_changes_that_the_contracts_accept() -> None:
     names = dict(candidates(case))
     assert "--mesh fsdp=8" in names and "--remat block" in names and "--zero 1" in names
     assert "--mesh data=4,tensor=2" in names and "--attention blockwise" in names
+    assert {"--accumulate 2", "--sequence-parallel"} & set(names) == {"--accumulate 2"}
     assert all(made.execution.device_count == 8 for made in names.values())
     assert len({made.digest for made in names.values()} | {case.digest}) == len(names) + 1
     odd = build_case(load("toy-tied").architecture, {"phase": "prefill", "seq": 4})
     assert {name for name, _ in candidates(odd)} == {"--attention blockwise"}
+
+
+def test_accumulation_is_advised_as_far_as_it_is_needed() -> None:
+    steps = [{"change": f"--accumulate {n}", "enough": enough} for n, enough in ((2, False), (4, True), (8, True))]
+    other = {"change": "--remat block", "enough": None}
+    assert list(_least([other, *steps])) == [other, steps[1]]
+    assert list(_least([*steps[:1], other])) == [steps[0], other] and list(_least([])) == []
 
 
 def test_advice_is_the_difference_of_two_witnesses_of_one_kind() -> None:
