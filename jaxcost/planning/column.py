@@ -306,7 +306,7 @@ def compiled_collectives(seen: Observed) -> dict[str, Any] | None:
         return None
     by: dict[tuple[str, str], int | None] = {}
     for row in section["by_kind_axes"]:
-        axes = "+".join(row["axes"]) if row["axes"] else "unnamed"
+        axes = ",".join(row["axes"]) if row["axes"] else "unnamed"
         sides = (row["operand_bytes"], row["result_bytes"])
         known = None if None in sides else max(sides)
         before = by.get((row["kind"], axes), 0)

@@ -119,7 +119,7 @@ def _compiled(column: Column) -> dict[str, dict[tuple[str, str], int]]:
     assert column.seen is not None
     collectives: dict[tuple[str, str], int] = {}
     for row in (column.seen.data["collectives"] or {}).get("rows", ()):
-        axes = "+".join(row["axes"]) if row["axes"] else "unnamed"
+        axes = ",".join(row["axes"]) if row["axes"] else "unnamed"
         key = (row["scope"], f"{row['kind']} over {axes}")
         size = max(row["total_operand_bytes"] or 0, row["total_result_bytes"] or 0)
         collectives[key] = collectives.get(key, 0) + size
