@@ -9,9 +9,10 @@ from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import reject
 from jaxcost.prediction.activations import activations
 from jaxcost.prediction.collectives import collectives
+from jaxcost.prediction.device import device
 from jaxcost.prediction.flops import flops
 from jaxcost.prediction.kv_cache import kv_cache
-from jaxcost.prediction.ownership import device, ownership
+from jaxcost.prediction.ownership import ownership
 from jaxcost.prediction.parameters import parameters
 from jaxcost.prediction.primitives import primitives
 from jaxcost.prediction.program import Program, program
@@ -86,15 +87,19 @@ class Prediction:
         return f"<table><caption>{title}</caption>{''.join(lines)}</table>"
 
 
+def _require_case(case: object) -> None:
+    if not isinstance(case, Case):
+        rule = "a prediction is of a case: a model, and what one step of it does"
+        raise reject("case", type(case).__name__, rule, "make one with jaxcost.training, prefill or decode")
+
+
 def predict(case: Case) -> Prediction:
     """Return all ledgers of a case; arithmetic only, exact integers.
 
     Raises:
         RejectedError: `case` is no Case.
     """
-    if not isinstance(case, Case):
-        rule = "a prediction is of a case: a model, and what one step of it does"
-        raise reject("case", type(case).__name__, rule, "make one with jaxcost.training, prefill or decode")
+    _require_case(case)
     built = program(case)
     ledgers = {name: fold(built) for name, fold in FOLDS.items()}
     return Prediction(case, ledgers, assumptions(case), built)

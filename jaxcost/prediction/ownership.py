@@ -43,7 +43,7 @@ from jaxcost.prediction.state import population
 from jaxcost.prediction.tensor_parallel import contraction_rows, locals_of
 
 __all__ = [
-    "ROLE_STAGE", "SHARDED", "Holding", "Shards", "arguments", "degrees", "device", "held", "ownership", "results",
+    "ROLE_STAGE", "SHARDED", "Holding", "Shards", "arguments", "degrees", "held", "ownership", "results",
     "shards", "worst_device",
 ]  # fmt: skip
 COUNTED_STEPS = ("adam", "adamw", "lion", "adafactor")
@@ -267,39 +267,3 @@ def _tensor(program: Program, name: str, role: str) -> Holding:
     sizes = (program.sizes, program.device_sizes)
     whole, local = (payload_bytes(program.elements(tensor, s), tensor.dtype) * tensor.repeat for s in sizes)
     return Holding(name, tensor.scope, role, whole, local, 0)
-
-
-def device(program: Program) -> Ledger:
-    """Return per-device bytes of the step's arguments and results.
-
-    `peak_bytes` has a lower bound, the arguments, which are alive throughout; the rest depends on a schedule that is
-    not derived here.
-    """
-    incoming = arguments(program)
-    outgoing = results(program, incoming)
-    rows = tuple(
-        Row(
-            item.object,
-            item.scope,
-            kind,
-            item.bytes,
-            "bytes",
-            {"role": item.role, "padding": item.padding},
-            "worst device",
-            "allocator padding",
-            per_device=item.per_device,
-        )
-        for kind, items in (("argument", incoming), ("result", outgoing))
-        for item in items
-    )
-    argument = sum(item.per_device for item in incoming)
-    reason = "the schedule and buffer reuse of a compiler are not predicted in this version"
-    totals = {
-        "argument_bytes": argument,
-        "output_bytes": sum(item.per_device for item in outgoing),
-        "state_bytes": sum(item.per_device for item in incoming if item.role != "input"),
-        "input_bytes": sum(item.per_device for item in incoming if item.role == "input"),
-        "peak_bytes": {"lower": argument, "expected": None, "upper": None},
-    }
-    unknown = ("peak_bytes", "peak_bytes.expected", "peak_bytes.upper")
-    return Ledger("device", totals, rows, dict.fromkeys(unknown, reason))

@@ -204,7 +204,10 @@ def test_argument_bytes_of_the_running_fixture() -> None:
         case(RUNNING, "training", seq=4096, batch=16, mesh={"fsdp": 8}, precision="mixed", optimizer="adam")
     )
     assert found.value("device.argument_bytes") == 12_048_220_164
-    assert found.value("device.peak_bytes") == {"lower": 12_048_220_164, "expected": None, "upper": None}
+    peak = found.value("device.peak_bytes")
+    assert 12_048_220_164 < peak["lower"] <= peak["expected"] <= peak["upper"]
+    assert peak == {**found.value("device.peak_bytes_by_family")["cuda"]}
+    assert found.value("device.peak_bytes_by_family.cpu.expected") is None
 
 
 def test_arguments_of_serving() -> None:
@@ -405,7 +408,7 @@ def test_json_is_whole_and_exact() -> None:
     assert data["schema"] == "jaxcost.estimate.v1"
     assert data["case"]["digest"] == found.case.digest
     assert data["ledgers"]["collectives"]["totals"]["payload_bytes"] > 0
-    assert data["ledgers"]["device"]["totals"]["peak_bytes"]["reason"]
+    assert data["ledgers"]["device"]["totals"]["peak_bytes_by_family"]["cpu"]["reason"]
     keys = {"object", "scope", "phase", "value", "unit", "fields", "convention", "omitted", "evidence"}
     rows = [row for ledger in data["ledgers"].values() for row in ledger["rows"]]
     assert all(keys <= set(row) for row in rows)
