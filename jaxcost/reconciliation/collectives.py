@@ -14,8 +14,7 @@ for their own evidence:
 - gathered by a sum: the shards, written into zeros, are summed;
 - padded: a reduce-scatter of an array that the program padded, and a permutation of the rows at the border;
 - passed around: a gather, or a reduce-scatter, as permutations of one shard;
-- merged gathers: one gather of an array, by its argument, stands where two were declared;
-- undone or dead replay: no product is left under replay in that group of layers.
+- replay gone: no product is left under replay in that group of layers.
 
 An explanation moves the declared payload out of its row and the payload of the new form into the row of what was found:
 both follow from the declared elements, never from the residual. What no rule matches stays open, and what nobody
@@ -331,21 +330,9 @@ class Transfers:
 
     def _absent(self, need: Need) -> None:
         """Explain a transfer that is not there at all, where something shows why."""
-        twin = self._twin(need)
-        if twin is not None:
-            self._add(need.key, "merged gathers", -need.key.total, f"{twin.shown} is the only gather of {need.object}")
-        elif not self._replays(need):
+        if not self._replays(need):
             top = need.scope.split("/", 1)[0]
             self._add(need.key, "replay gone", -need.key.total, f"no product under replay in {top}")
-
-    def _twin(self, need: Need) -> Seen | None:
-        """Return the one gather of the same array that a second one was merged with."""
-        if need.key.kind != "all-gather":
-            return None
-        others = [other for other in self.needs if other.object == need.object and other.key.kind == "all-gather"]
-        there = [s for s in self.seen if s.key.kind == "all-gather" and s.scope == need.scope and s.taken]
-        same = [s for s in there if s.elements == need.elements]
-        return same[0] if len(others) > 1 and len(same) == 1 else None
 
     def _replays(self, need: Need) -> bool:
         """Return whether a transfer is of no declared replay, or its group has products under replay in the module."""
@@ -481,7 +468,6 @@ def _explanation(change: str, amount: int, evidence: str) -> Explanation:
         ("gathered by a sum", "a gather by summing shards written into zeros"),
         ("passed around", "a gather or scatter by passing shards around a ring"),
         ("padded", "a reduce-scatter of a padded array, the rows at its border passed on"),
-        ("merged gathers", "a second gather of the same array merged with the first"),
         ("replay gone", "collectives of a recomputation that the compiler undid"),
     ):
         if name == change:

@@ -101,11 +101,22 @@ def _place(name: str, scopes: frozenset[str] | None, *, primitive: bool) -> Plac
             if kept[start - size : start] == kept[start : start + size]:
                 del kept[start : start + size]
                 break
+    if transposed:
+        _enter_once(kept)
     scope = "/".join(kept)
     phase = REPLAY if replayed else BACKWARD if transposed else FORWARD
     if kept and kept[0] == OPTIMIZER:
         phase = OPTIMIZER
     return Place(scope, phase)
+
+
+def _enter_once(kept: list[str]) -> None:
+    """Drop the second of two equal paths in a row: a checkpoint within one component names it a/b/a/b in backward."""
+    for size in range(len(kept) // 2, 0, -1):
+        for start in range(len(kept) - 2 * size + 1):
+            if kept[start : start + size] == kept[start + size : start + 2 * size]:
+                del kept[start : start + size]
+                return
 
 
 def common_scope(scopes: Iterable[str]) -> str:
