@@ -26,7 +26,13 @@ MODULES: dict[tuple[str, str], str] = {
     ("cuda", "training"): "training",
     ("cuda", "prefill"): "serving",
     ("cuda", "decode"): "serving",
+    ("tpu", "training"): "tpu",
+    ("tpu", "prefill"): "tpu_serving",
+    ("tpu", "decode"): "tpu_serving",
 }
+
+
+NARROWEST = 512  # hidden width; below it what a policy counts in copies of arrays is lost among workspace and padding
 
 
 def predict_peak(program: Program, family: str) -> PeakPrediction | Unpredicted:
@@ -50,6 +56,8 @@ def outside(program: Program) -> str:
     """Return why no policy covers a case, empty where one may."""
     case = program.case
     work, run = case.workload, case.execution
+    if case.architecture.hidden_size < NARROWEST:
+        return f"no development case is narrower than {NARROWEST}: compilers fuse and pad small arrays by other rules"
     for axis in ("pipeline", "context", "expert"):
         if run.degree(axis) > 1:
             return f"no development case has a {axis} axis"

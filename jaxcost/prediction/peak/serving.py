@@ -78,7 +78,7 @@ def border(program: Program) -> list[Held]:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """Sizes of one layer of a group on the worst device, in bytes where not said otherwise."""
 
     group: int
@@ -106,7 +106,7 @@ class _Layer:
         return self.queries + 2 * self.keys if self.merged else 2 * self.keys
 
 
-def layers_of(program: Program) -> tuple[_Layer, ...]:
+def layers_of(program: Program) -> tuple[Layer, ...]:
     """Return the sizes of one layer of each group."""
     found = []
     compute = program.case.state.compute_dtype
@@ -120,7 +120,7 @@ def layers_of(program: Program) -> tuple[_Layer, ...]:
         keys = payload_bytes(points(program, "b s k e", index), compute)
         attention = group.layer.attention
         found.append(
-            _Layer(
+            Layer(
                 group=index,
                 layers=group.repeat,
                 batch=points(program, "b"),
@@ -153,7 +153,7 @@ class _Copies:
     working set, the largest first.
     """
 
-    def __init__(self, program: Program, policy: Policy, layers: tuple[_Layer, ...]) -> None:
+    def __init__(self, program: Program, policy: Policy, layers: tuple[Layer, ...]) -> None:
         self.program, self.policy = program, policy
         self.entries: list[Held] = []
         scanned = program.case.execution.layers == "scan"
@@ -163,7 +163,7 @@ class _Copies:
         self.rooms = sorted(rooms, reverse=True)
         self._weights(self.rooms, scanned)
 
-    def _cache(self, layer: _Layer, scanned: bool) -> list[int]:
+    def _cache(self, layer: Layer, scanned: bool) -> list[int]:
         """Enter the copies of one group's cache, and return the sizes of the rooms that stay empty."""
         work = self.program.case.workload
         half, scope = layer.side * layer.layers, f"group{layer.group}/attn"
@@ -206,7 +206,7 @@ class _Copies:
             return True
         return batch > 1 and 2 * half >= _used(self.program, head_of(self.program))
 
-    def guests(self, layer: _Layer) -> frozenset[str]:
+    def guests(self, layer: Layer) -> frozenset[str]:
         """Return which of a prefill layer's buffers lie in a free result: the largest first, beside it those that it
         does not meet. `stream` meets all others, `pairs` meet neither `inner` nor `weight`.
         """
@@ -290,7 +290,9 @@ def _prefill(program: Program, policy: Policy) -> tuple[Moment, ...]:
                 *_fetched(program, policy, layer, "prefill-fetched-at-scores"),
             ]
             if not written:
-                held.append(Held("workspace", "q, k and v", f"{scope}/attn", Span.exact(layer.products)))
+                made = policy.rule("prefill-products")
+                span = Span.of(made, layer.products)
+                held.append(Held("workspace", "q, k and v", f"{scope}/attn", span, made.id))
             if run.degree("fsdp") > 1:
                 held.append(Held("gathered_weight", "o_proj, gathered", scope, Span.exact(layer.output)))
             found.append(Moment(f"{scope}/attn/softmax", "forward", (*always, *held)))
@@ -309,11 +311,11 @@ def _prefill(program: Program, policy: Policy) -> tuple[Moment, ...]:
             own = () if written else (values,)
             found.append(Moment(f"{scope}/mlp/{name}", "forward", (*always, stream, *own, inner, *fetched)))
     streams = [_streams(policy, layers[-1], "prefill-streams-at-head", frozenset())]
-    found.append(_head(program, policy, [*common, *copies.head, *streams]))
+    found.append(head_moment(program, policy, [*common, *copies.head, *streams]))
     return tuple(found)
 
 
-def _at_scores(layer: _Layer, written: bool) -> str:
+def _at_scores(layer: Layer, written: bool) -> str:
     """Name the rule for the streams held beside the scores: the norm too where v is not yet computed from it."""
     if written:
         return "unrolled-streams-at-scores"
@@ -325,13 +327,13 @@ def _without(span: Span, one: bool) -> Span:
     return Span(*(max(0, count - one) for count in span))
 
 
-def _streams(policy: Policy, layer: _Layer, rule_id: str, guests: frozenset[str]) -> Held:
+def _streams(policy: Policy, layer: Layer, rule_id: str, guests: frozenset[str]) -> Held:
     rule = policy.rule(rule_id)
     count = _without(Span.of(rule, 1), "stream" in guests)
     return Held("workspace", "streams", f"group{layer.group}", _times(count, layer.stream), rule.id)
 
 
-def _unrolled(program: Program, policy: Policy, layers: tuple[_Layer, ...]) -> Iterable[Held]:
+def _unrolled(program: Program, policy: Policy, layers: tuple[Layer, ...]) -> Iterable[Held]:
     """What layers that are written out keep to the end: products of q, k, v, and results of blockwise attention."""
     for layer in layers:
         scope = f"group{layer.group}/attn"
@@ -348,7 +350,7 @@ def _unrolled(program: Program, policy: Policy, layers: tuple[_Layer, ...]) -> I
         yield Held("workspace", "q, k and v of all layers", scope, span, rule.id)
 
 
-def _fetched(program: Program, policy: Policy, layer: _Layer, rule_id: str, guests: int = 0) -> Iterable[Held]:
+def _fetched(program: Program, policy: Policy, layer: Layer, rule_id: str, guests: int = 0) -> Iterable[Held]:
     """Weights of one layer cut out of their stack, and under fsdp gathered."""
     run, scope = program.case.execution, f"group{layer.group}/mlp"
     sharded = run.degree("fsdp") > 1
@@ -371,7 +373,7 @@ def head_of(program: Program) -> Weight:
     return next((w for w in own if w.scope == "head"), own[0])
 
 
-def _head(program: Program, policy: Policy, held: list[Held]) -> Moment:
+def head_moment(program: Program, policy: Policy, held: list[Held]) -> Moment:
     """The moment of the head: under fsdp its matrix is gathered whole."""
     if program.case.execution.degree("fsdp") > 1:
         rule, size = policy.rule("head-gathered"), _used(program, head_of(program))
@@ -421,11 +423,11 @@ def _decode(program: Program, policy: Policy) -> tuple[Moment, ...]:
         size = _used(program, table) * run.degree("tensor")
         entry = Held("gathered_weight", "whole table", "embed/tokens", Span.of(rule, size), rule.id)
         found.append(Moment("embed", "forward", (*common, *single, entry)))
-    found.append(_head(program, policy, [*common, *copies.head]))
+    found.append(head_moment(program, policy, [*common, *copies.head]))
     return tuple(found)
 
 
-def _projections(program: Program, policy: Policy, layer: _Layer) -> Iterable[Held]:
+def _projections(program: Program, policy: Policy, layer: Layer) -> Iterable[Held]:
     """Under fsdp, the gathered projections of attention beside the matrices of the MLP."""
     run, scope = program.case.execution, f"group{layer.group}/attn"
     if run.degree("fsdp") == 1:
@@ -435,7 +437,7 @@ def _projections(program: Program, policy: Policy, layer: _Layer) -> Iterable[He
     yield Held("gathered_weight", "projections, gathered", scope, Span.of(rule, size), rule.id)
 
 
-def _single_row_weights(program: Program, policy: Policy, layer: _Layer) -> Iterable[Held]:
+def _single_row_weights(program: Program, policy: Policy, layer: Layer) -> Iterable[Held]:
     """Projection weights copied into the layout that a product with a single row wants, all layers at once."""
     run, scope = program.case.execution, f"group{layer.group}/attn"
     if layer.batch > 1 or layer.kv_heads == 1 or run.layers != "scan" or run.degree("fsdp") > 1:

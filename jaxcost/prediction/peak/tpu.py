@@ -100,7 +100,7 @@ class TpuStep(Step):
     @cached_property
     def windowed(self) -> bool:
         """Whether the gather of a weight is long enough to become a windowed product, and not too long for it."""
-        rows = arrays.points(self.program, "b s")
+        rows = arrays.points(self.program, "b s") * self.fsdp
         least, fewest = (int(self.policy.rule(f"windowed-{name}").value) for name in ("degree", "rows"))
         return least <= self.fsdp < self.longest and rows >= fewest
 
