@@ -45,7 +45,7 @@ def outside(program: Program) -> str:
     for group in program.case.architecture.groups:
         if group.layer.attention.storage == "fused" or group.layer.mlp.storage == "fused":
             return "no development case has fused projections"
-        if group.layer.residual != "pre":
+        if group.layer.residual == "parallel":
             return f"no development case has a {group.layer.residual} residual"
     return ""
 
