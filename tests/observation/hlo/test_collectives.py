@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import read_hlo
+from jaxcost.observation.hlo.collectives import one_slice
 from jaxcost.observation.hlo.groups import MeshAxes, decode_groups
 from jaxcost.observation.hlo.schema import message
 from tests.observation.hlo.building import Program, cuda_devices, dump, fill
@@ -166,3 +167,77 @@ def test_clones_of_a_hidden_gather_count_once_and_a_fused_slice_is_a_reduce_scat
     assert [(r.kind, r.operand_bytes, r.result_bytes) for r in found.rows] == [
         ("all-gather", 128, 512), ("reduce-scatter", 256, 64),
     ]  # fmt: skip
+
+
+GROUPS = {"replica_groups": [{"replica_ids": [0, 1, 2, 3]}]}
+
+
+def test_arrays_combined_in_a_tuple_or_laid_in_a_row_are_parts_of_their_own():
+    program = Program()
+    program.computation("entry")
+    a = program.add("parameter", ("f32", 8), parameter_number=0, metadata={"op_name": "state.a"})
+    b = program.add("parameter", ("f32", 16), parameter_number=1)
+    row = program.add("concatenate", ("f32", 24), [a, b], dimensions=[0])
+    program.add("all-reduce", ("f32", 24), [row], collective_device_list=GROUPS)
+    program.add("all-reduce", [("f32", 8), ("f32", 16)], [a, b], collective_device_list=GROUPS)
+    flat, both = read_hlo(program.bytes(), platform="cuda").collectives.rows
+    for found in (flat, both):
+        assert [(part.operand_bytes, part.result_bytes) for part in found.parts] == [(32, 32), (64, 64)]
+        assert found.parts[0].argument == "state.a"
+
+
+def test_the_slice_that_keeps_a_part_and_the_padding_before_are_seen():
+    program = Program()
+    program.computation("entry")
+    value = program.add("parameter", ("f32", 14), parameter_number=0)
+    padded = program.add("pad", ("f32", 16), [value, program.constant(0)])
+    summed = program.add("all-reduce", ("f32", 16), [padded], collective_device_list=GROUPS)
+    own = program.add("dynamic-slice", ("f32", 4), [summed, program.constant(0)], name="own.1")
+    (row,) = read_hlo(program.bytes(), platform="cpu").collectives.rows
+    assert row.parts[0].sliced == ("own.1",) and row.parts[0].unpadded_elements == 14
+    program.add("negate", ("f32", 16), [summed])  # used whole as well: no reduce-scatter
+    (row,) = read_hlo(program.bytes(), platform="cpu").collectives.rows
+    assert row.parts[0].sliced == () and own
+
+
+def test_nodes_of_a_group_follow_the_device_assignment():
+    program = Program()
+    program.computation("entry")
+    value = program.add("parameter", ("f32", 8), parameter_number=0)
+    pairs = {"replica_groups": [{"replica_ids": [0, 1]}, {"replica_ids": [2, 3]}]}
+    program.add("all-reduce", ("f32", 8), [value], collective_device_list=pairs)
+
+    def nodes(*ids):
+        assignment = program.module.device_assignment
+        assignment.Clear()
+        assignment.replica_count, assignment.computation_count = 1, len(ids)
+        for device in ids:
+            assignment.computation_devices.add().replica_device_ids.append(device)
+        found = read_hlo(program.bytes(), platform="cuda", mesh={"data": 2, "tensor": 2}, devices_per_node=2)
+        return found.collectives.rows[0].nodes
+
+    assert nodes(0, 1, 2, 3) == 1
+    assert nodes(0, 2, 1, 3) == 2
+    assert read_hlo(program.bytes(), platform="cuda").collectives.rows[0].nodes is None
+
+
+def test_a_program_for_several_slices_is_that_of_one():
+    assert one_slice({"data": 2, "fsdp": 4}, 4) == {"data": 1, "fsdp": 4}
+    assert one_slice({"data": 4, "fsdp": 4}, 8) == {"data": 2, "fsdp": 4}
+    assert one_slice({"fsdp": 6, "tensor": 4}, 4) == {"fsdp": 1, "tensor": 4}
+    assert one_slice({"fsdp": 3, "tensor": 4}, 6) == {}
+    assert one_slice({"fsdp": 4}, None) == {}
+    program = Program()
+    program.computation("entry")
+    value = program.add("parameter", ("f32", 8), parameter_number=0)
+    program.add("all-reduce", ("f32", 8), [value], collective_device_list=GROUPS)
+    token = program.add("after-all", ("token",), [])
+    attributes = {"map": [{"key": "_xla_megascale_transfer_type", "value": "ALL_REDUCE"}]}
+    shape = [("f32", 8), ("u32",), ("token",)]
+    program.add("send", shape, [value, token], is_host_transfer=True, frontend_attributes=attributes)
+    program.add("recv", shape, [token], is_host_transfer=True, frontend_attributes=attributes)
+    mesh = {"data": 2, "fsdp": 4}
+    inside, sent, received = read_hlo(program.bytes(), platform="tpu", mesh=mesh, devices_per_node=4).collectives.rows
+    assert inside.axes == ("fsdp",)
+    assert (sent.kind, sent.operand_bytes, sent.axes, sent.nodes) == ("send", 32, ("data",), 2)
+    assert (received.kind, received.result_bytes, received.form) == ("recv", 32, "host transfer ALL_REDUCE")
