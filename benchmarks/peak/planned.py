@@ -61,8 +61,8 @@ def planned(command: str, folder: Path) -> dict[str, Any]:
             while process.poll() is None and time.perf_counter() - started < LIMIT_SECONDS:
                 time.sleep(0.2)
                 about = about or _about(room)
-                # The options are dumped last: the module before them is whole.
-                if about and list(room.glob(f"*.{about['name']}.*debug_options")):
+                # Dumped after the module that is read here, which is whole by then.
+                if about and list(room.glob(f"*.{about['name']}.*_after_buffer_assignment.hlo.pb")):
                     break
             process.kill()
             process.wait()
