@@ -374,7 +374,9 @@ class _Fold:
         for name in op.inputs:
             tensor = self.program.tensors[name]
             replayed = any(id(other) in self.useful for other in self.program.ops if name in other.inputs)
-            if self.is_stream(tensor) and self._first_use(name) is op and not replayed:
+            # Outside the layers the backward pass follows at once, and the gathered rows are still there.
+            kept = replayed or op.region != "block"
+            if self.is_stream(tensor) and self._first_use(name) is op and not kept:
                 yield Transfer(
                     "all-gather", self.present("tensor"), name, tensor.scope, "backward", tensor.dtype,
                     self.count(tensor.axes, op.group), *common, tensor.scope, op.scope,
