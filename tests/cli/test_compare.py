@@ -145,3 +145,24 @@ def test_the_eight_billion_parameters_of_the_first_page(run_jaxcost: Callable[..
     text = data["columns"][0]["rematerialisation"]["text"]
     assert "XLA would rematerialise silently" in text and "still not fit" in text
     assert data["columns"][1]["rematerialisation"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "refused"),
+    [
+        pytest.param("h100:64x8", False, marks=pytest.mark.cuda),
+        pytest.param("tpu-v5p:8x8x8", True, marks=pytest.mark.tpu),
+    ],
+)
+def test_four_hundred_billion_parameters_on_512_devices(
+    target: str, refused: bool, run_jaxcost: Callable[..., Any]
+) -> None:
+    done = run_jaxcost(
+        "compare", "llama-3.1-405b", "--phase", "training", "--batch", "512", "--seq", "4096", "--remat", "block",
+        "--mesh", "fsdp=64,tensor=8", "--target", target, "--json", timeout=900,
+    )  # fmt: skip
+    (column,) = json.loads(done.stdout)["columns"]
+    assert done.returncode == 1 and column["fits"] == {"0.75": False, "0.95": False}
+    assert ("Ran out of memory" in column["refused"]) if refused else column["refused"] is None
+    assert column["compiled"]["required_bytes"] > column["device_memory_bytes"] and column["rematerialisation"]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
 from jaxcost.catalog import load
+from jaxcost.cli.program import main
 from jaxcost.contracts.case import build_case
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.targets import parse_target
@@ -61,6 +64,15 @@ def test_arguments_alone_can_show_that_a_case_does_not_fit() -> None:
         expected_fit(eight(data=8), "h100:4")
 
 
+def test_the_tables_of_an_estimate_show_the_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["estimate", "llama-3.1-8b", "--phase", "training", "--batch", "16", "--seq", "4096", "--remat", "block"]
+    code = main([*words, "--mesh", "data=8", "--target", "h100", "--target", "cpu", "--html", str(tmp_path / "p.html")])
+    text = capsys.readouterr().out
+    assert code == 1 and "fits, predicted" in text and "no limit stated" in text
+    assert "XLA left to itself rematerialises: temporaries of" in text and "no materialisation policy covers" in text
+    assert "<h2>fits, predicted</h2>" in (tmp_path / "p.html").read_text(encoding="utf-8")
+
+
 def test_estimate_says_whether_it_fits_and_imports_no_jax(run_jaxcost: Callable[..., Any]) -> None:
     words = ("--phase", "training", "--batch", "16", "--seq", "4096", "--remat", "block", "--target", "h100")
     for mesh, code in (("fsdp=8", 0), ("data=8", 1)):
@@ -68,8 +80,6 @@ def test_estimate_says_whether_it_fits_and_imports_no_jax(run_jaxcost: Callable[
         data = json.loads(done.stdout)
         jsonschema.validate(data, schema("jaxcost.estimate.v1"))
         assert done.returncode == code and data["targets"][0]["fits"]["0.95"] is (code == 0)
-    import subprocess
-
     program = (
         "import sys; from jaxcost.cli import main;"
         "main(['estimate', 'toy-tied', '--phase', 'training', '--seq', '16', '--target', 'h100', '--quiet']);"
