@@ -33,7 +33,7 @@ def advice(columns: Sequence[Column], fractions: Sequence[str]) -> list[dict[str
     largest = max(fractions, key=Fraction)
     for target in dict.fromkeys(column.target.text for column in columns):
         here = [column for column in columns if column.target.text == target]
-        fitting = [column for column in here if column.fits(largest)]
+        fitting = [column for column in here if _fits(column, largest)]
         missing = [column for column in here if _too_large(column, largest)]
         if fitting:
             found.append(_fitting(fitting, here, largest, target))
@@ -42,6 +42,11 @@ def advice(columns: Sequence[Column], fractions: Sequence[str]) -> list[dict[str
             found.append(_short(nearest, largest))
             found += _changes(nearest, columns, largest)
     return found
+
+
+def _fits(column: Column, largest: str) -> bool:
+    """Return whether a column fits: by its compiled program, without one by its prediction."""
+    return bool(column.predicted_fits(largest) if column.status == "unmeasured" else column.fits(largest))
 
 
 def _too_large(column: Column, largest: str) -> bool:
@@ -57,13 +62,11 @@ def _needs(column: Column) -> int:
 
 def _fitting(fitting: Sequence[Column], here: Sequence[Column], largest: str, target: str) -> dict[str, Any]:
     costs: list[dict[str, Any]] = []
+    compiled = all(column.compiled() for column in fitting)
     for column in fitting:
-        compiled = column.compiled() or {}
-        moved = (compiled.get("collectives") or {}).get("bytes")
-        costs.append({
-            "column": column.name, "required_bytes": compiled.get("required_bytes"), "flops": compiled.get("flops"),
-            "collective_bytes": moved,
-        })  # fmt: skip
+        seen = (column.compiled() if compiled else None) or column.predicted()
+        moved = (seen["collectives"] or {}).get("bytes")
+        costs.append({"column": column.name, "flops": seen["flops"], "collective_bytes": moved})
     listed = ", ".join(str(item["column"]) for item in costs)
     text = f"{len(fitting)} of {len(here)} fit {largest} of {target}: {listed}"
     known = [item for item in costs if item["collective_bytes"] is not None]
@@ -72,7 +75,8 @@ def _fitting(fitting: Sequence[Column], here: Sequence[Column], largest: str, ta
         text += (
             f"; at equal FLOPs {least['column']} moves the fewest collective bytes: {_size(least['collective_bytes'])}"
         )
-    return {"kind": "fits", "target": target, "column": None, "text": text, "basis": "compiled", "columns": costs}
+    basis = "compiled" if compiled else "predicted"
+    return {"kind": "fits", "target": target, "column": None, "text": text, "basis": basis, "columns": costs}
 
 
 def _short(column: Column, largest: str) -> dict[str, Any]:
@@ -82,7 +86,8 @@ def _short(column: Column, largest: str) -> dict[str, Any]:
     compiled = column.memory.get("required_bytes") is not None
     classes = (column.memory.get("by_class_at_peak") if compiled else column.peak.get("by_class")) or {}
     held = sorted(((size, name) for name, size in classes.items() if size), reverse=True)[:CLASSES_SHOWN]
-    text = f"{column.label} needs {'' if compiled else 'at least '}{_size(needs - limit)} more than {largest} of the device"
+    least = "" if compiled else "at least "
+    text = f"{column.label} needs {least}{_size(needs - limit)} more than {largest} of the device"
     if needs <= limit:
         text = f"{column.label} is refused by the compiler"
     if held:

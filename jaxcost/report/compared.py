@@ -54,8 +54,11 @@ def verdict(data: Mapping[str, Any]) -> str:
     parts = []
     for fraction in data["fractions"]:
         known = [column["fits"][fraction] for column in columns]
+        expected = [column["predicted"]["fits"][fraction] for column in columns if column["status"] == "unmeasured"]
         if any(answer is not None for answer in known):
             parts.append(f"{known.count(True)} of {len(columns)} fit {fraction} of the device")
+        if any(answer is not None for answer in expected):
+            parts.append(f"{expected.count(True)} of {len(columns)} predicted to fit {fraction}")
     for status in ("refused", "failed", "unmeasured"):
         number = sum(column["status"] == status for column in columns)
         if number:
@@ -108,29 +111,33 @@ def _show_columns(out: Console, data: Mapping[str, Any]) -> None:
         size for found in every for name in ("argument_bytes", "peak_bytes", "required_bytes") for size in found[name]
     ]
     step, unit = unit_for(sizes)
-    limited = has_limit(columns)
-    right = (
-        f"arguments {unit}", "peak predicted", "peak compiled", "error", "required",
-        *(["headroom"] if limited else []), "FLOPs", "collectives",
+    limited, compiled = has_limit(columns), any(column["compiled"] for column in columns)
+    numbers = {
+        f"arguments {unit}": True, "peak predicted": True, "peak compiled": compiled, "error": compiled,
+        "required": compiled, "headroom": compiled and limited, "FLOPs": True, "collectives": True,
+    }  # fmt: skip
+    shown = tuple(name for name, kept in numbers.items() if kept)
+    fits = [fraction for fraction in data["fractions"] if limited]
+    made = table(
+        "spec", *(["target"] if several else []), *shown, *(f"fits {fraction}" for fraction in fits), right=shown
     )  # fmt: skip
-    fits = [f"fits {fraction}" for fraction in data["fractions"] if limited]
-    made = table("spec", *(["target"] if several else []), *right, *fits, right=right)
     for column, found in zip(columns, every, strict=True):
-        arguments = found["argument_bytes"][1] if found["argument_bytes"][1] is not None else found["argument_bytes"][0]
-        flops = found["flops"][1] if found["flops"][1] is not None else found["flops"][0]
-        moved = found["collective_bytes"]
-        made.add_row(
-            column["name"],
-            *([column["target"]] if several else []),
-            _size(arguments, step),
+        best = {name: pair[1] if pair[1] is not None else pair[0] for name, pair in found.items()}
+        cells = (
+            _size(best["argument_bytes"], step),
             _size(found["peak_bytes"][0], step),
             _size(found["peak_bytes"][1], step),
             percent(column["error"]["peak_bytes"]),
             _size(found["required_bytes"][1], step),
-            *([_size(found["headroom_bytes"][1], step)] if limited else []),
-            about(flops, "FLOPs") or exact(flops),
-            about(moved[1] if moved[1] is not None else moved[0], "bytes") or exact(moved[1]),
-            *(_fit(fit_text(column, fraction)) for fraction in data["fractions"] if limited),
+            _size(found["headroom_bytes"][1], step),
+            about(best["flops"], "FLOPs") or exact(best["flops"]),
+            about(best["collective_bytes"], "bytes") or exact(best["collective_bytes"]),
+        )
+        made.add_row(
+            column["name"],
+            *([column["target"]] if several else []),
+            *(cell for cell, kept in zip(cells, numbers.values(), strict=True) if kept),
+            *(_fit(fit_text(column, fraction)) for fraction in fits),
         )
     out.print(made)
     device = {column["target"]: column["device_memory_bytes"] for column in columns}
@@ -244,11 +251,13 @@ def _show_collectives(out: Console, columns: Sequence[Mapping[str, Any]]) -> Non
         "spec", "collective", "over", "predicted bytes", "compiled bytes", "status",
         right=("predicted bytes", "compiled bytes"),
     )  # fmt: skip
+    several = len({column["target"] for column in columns}) > 1
     for column in columns:
+        name = f"{column['name']} on {column['target']}" if several else column["name"]
         statuses = {row["scope"]: row["status"] for row in column["rows"] if row["counter"] == "collective_bytes"}
         for index, (kind, axis, first, second) in enumerate(collective_rows(column)):
             status = status_text(statuses.get(f"{kind}/{axis}", ""))
-            made.add_row(column["name"] if index == 0 else "", kind, axis, first, second, status)
+            made.add_row("" if index else name, kind, axis, first, second, status)
     if made.row_count:
         out.print(made)
 

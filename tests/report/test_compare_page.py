@@ -44,7 +44,7 @@ def test_the_table_says_what_fits_and_why_not(data: dict[str, Any], capsys: pyte
     show_compare(data)
     text = capsys.readouterr().out
     for part in (
-        "1 of 5 fit 0.95 of the device, 1 refused, 1 failed, 1 unmeasured",
+        "1 of 5 fit 0.95 of the device, 1 of 5 predicted to fit 0.95, 1 refused, 1 failed, 1 unmeasured",
         "XLA would rematerialise silently (1,000 FLOPs more, +0.0%) and still not fit",
         "the compiler refuses: <RESOURCE_EXHAUSTED> & more",
         "failed: timed out: no answer within 1 s",
