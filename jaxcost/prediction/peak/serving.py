@@ -99,6 +99,7 @@ class Layer:
     output: int  # o_proj, as used
     biased: bool
     merged: bool  # q, k and v come out of one product
+    wide_merged: bool  # so do the projections into the MLP
 
     @property
     def products(self) -> int:
@@ -119,6 +120,7 @@ def layers_of(program: Program) -> tuple[Layer, ...]:
         stream = payload_bytes(points(program, "b s d"), compute)
         keys = payload_bytes(points(program, "b s k e", index), compute)
         attention = group.layer.attention
+        wide = payload_bytes(points(program, "b s f", index), compute)
         found.append(
             Layer(
                 group=index,
@@ -128,7 +130,7 @@ def layers_of(program: Program) -> tuple[Layer, ...]:
                 grouped=points(program, "g", index) > 1,
                 rows=rows,
                 stream=stream,
-                inner=payload_bytes(points(program, "b s f", index), compute),
+                inner=wide,
                 inner_count=len(mlp) - 1,
                 queries=payload_bytes(points(program, "b s h e", index), compute),
                 keys=keys,
@@ -141,6 +143,7 @@ def layers_of(program: Program) -> tuple[Layer, ...]:
                 output=own["attn/o_proj"].used_bytes(compute),
                 biased=bool(attention.value_bias),
                 merged=stream + k_proj.used_bytes(compute) + keys <= MERGED_BELOW_BYTES,
+                wide_merged=stream + largest.used_bytes(compute) + wide <= MERGED_BELOW_BYTES,
             )
         )
     return tuple(found)
@@ -167,12 +170,14 @@ class _Copies:
         """Enter the copies of one group's cache, and return the sizes of the rooms that stay empty."""
         work = self.program.case.workload
         half, scope = layer.side * layer.layers, f"group{layer.group}/attn"
-        decode, written_out = work.phase == "decode", work.attention == "materialised"
+        # One block of keys is scored as written-out attention scores them.
+        whole = work.phase == "decode" and work.block_for(work.visible_tokens) >= work.visible_tokens
+        decode, written_out = work.phase == "decode", work.attention == "materialised" or whole
         if not scanned and not decode:
             return []
         relaid = layer.kv_heads > 1 and (written_out or layer.batch == 1)
         run = self.program.case.execution
-        if decode and layer.batch == 1 and run.degree("tensor") > 1 and run.degree("fsdp") == 1:
+        if decode and work.batch == 1 and run.degree("tensor") > 1 and run.degree("fsdp") == 1:
             return []  # the query weights are copied instead
         if decode and not layer.grouped:
             rule = self.policy.rule("decode-relaid-ungrouped")
@@ -197,14 +202,14 @@ class _Copies:
 
     def _returns_keys_first(self, half: int, batch: int) -> bool:
         """Whether the scheduler of a mesh is expected to copy keys back before values: always where no collective
-        overlaps, else where copying one of them (a read and a write) moves at least as much as the head's product.
+        overlaps, else where copying both (a read and a write) moves at least as much as the head's product.
         """
         run = self.program.case.execution
         if run.device_count == 1:
             return False
         if run.degree("tensor") * run.degree("fsdp") == 1:
             return True
-        return batch > 1 and 2 * half >= _used(self.program, head_of(self.program))
+        return batch > 1 and 4 * half >= _used(self.program, head_of(self.program))
 
     def guests(self, layer: Layer) -> frozenset[str]:
         """Return which of a prefill layer's buffers lie in a free result: the largest first, beside it those that it
@@ -302,17 +307,28 @@ def _prefill(program: Program, policy: Policy) -> tuple[Moment, ...]:
         values = Held(
             "workspace", "q, k and v", f"{scope}/attn", Span.of(kept, 0 if layer.biased else layer.products), kept.id
         )
-        for name, count, rule_id in (
-            ("gate", 1, "prefill-weights-at-gate"), ("up", layer.inner_count, "prefill-weights-at-up"),
-        ):  # fmt: skip
+        gate = ("gate", 1, _at_gate(program, layer))
+        if layer.wide_merged:
+            gate = ("gate", layer.inner_count, "prefill-weights-at-merged")
+        for name, count, rule_id in (gate, ("up", layer.inner_count, "prefill-weights-at-up")):
             width = _times(_without(Span.exact(count), "inner" in guests), layer.inner)
             inner = Held("workspace", "MLP width", f"{scope}/mlp", width)
             fetched = _fetched(program, policy, layer, rule_id, int("weight" in guests))
             own = () if written else (values,)
             found.append(Moment(f"{scope}/mlp/{name}", "forward", (*always, stream, *own, inner, *fetched)))
+        if run.degree("fsdp") > 1 and not written:
+            output = Held("gathered_weight", "o_proj, gathered", scope, Span.exact(layer.output))
+            fetched = _fetched(program, policy, layer, _at_gate(program, layer), int("weight" in guests))
+            found.append(Moment(f"{scope}/attn/o_proj", "forward", (*always, stream, values, output, *fetched)))
     streams = [_streams(policy, layers[-1], "prefill-streams-at-head", frozenset())]
     found.append(head_moment(program, policy, [*common, *copies.head, *streams]))
     return tuple(found)
+
+
+def _at_gate(program: Program, layer: Layer) -> str:
+    """Name the rule for weights fetched by the first product of the MLP: more where few rows hide their transfer."""
+    few = 4 * layer.rows <= program.sizes.axis("d") and program.case.execution.degree("fsdp") > 1
+    return "prefill-weights-at-gate-few" if few else "prefill-weights-at-gate"
 
 
 def _at_scores(layer: Layer, written: bool) -> str:
@@ -344,7 +360,9 @@ def _unrolled(program: Program, policy: Policy, layers: tuple[Layer, ...]) -> It
             yield Held(
                 "attention", "results of all layers", scope, Span.of(rule, layer.queries * layer.layers), rule.id
             )
-        stored = layer.biased and program.case.workload.attention == "blockwise"
+        run = program.case.execution
+        alone = run.degree("tensor") * run.degree("fsdp") == 1
+        stored = program.case.workload.attention == "blockwise" and (layer.biased or alone)
         rule = policy.rule("unrolled-products-stored" if stored else "unrolled-products-kept")
         span = Span.of(rule, layer.products * layer.layers)
         yield Held("workspace", "q, k and v of all layers", scope, span, rule.id)
@@ -417,7 +435,7 @@ def _decode(program: Program, policy: Policy) -> tuple[Moment, ...]:
         relaid = list(_single_row_weights(program, policy, layer))
         single += relaid
         found.append(Moment(f"{scope}/mlp", "forward", (*held, *relaid)))
-    if run.degree("tensor") > 1 and points(program, "b") * run.degree("fsdp") == 1:
+    if run.degree("tensor") > 1 and work.batch == 1:
         table = next(w for w in weights(program) if w.scope == "embed/tokens" and not w.vector)
         rule = policy.rule("lookup-of-one-gathers")
         size = _used(program, table) * run.degree("tensor")
@@ -443,7 +461,7 @@ def _single_row_weights(program: Program, policy: Policy, layer: Layer) -> Itera
     if layer.batch > 1 or layer.kv_heads == 1 or run.layers != "scan" or run.degree("fsdp") > 1:
         return
     wanted: list[tuple[str, tuple[str, ...]]] = [("decode-batch-one-weights", ("k_proj", "v_proj"))]
-    if run.degree("tensor") > 1:
+    if run.degree("tensor") > 1 and program.case.workload.batch == 1:
         wanted.append(("decode-batch-one-queries", ("q_proj",)))
     for rule_id, names in wanted:
         rule = policy.rule(rule_id)

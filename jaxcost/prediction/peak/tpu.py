@@ -100,9 +100,12 @@ class TpuStep(Step):
     @cached_property
     def windowed(self) -> bool:
         """Whether the gather of a weight is long enough to become a windowed product, and not too long for it."""
+        names = ("degree", "degree-tensor", "rows")
+        alone, beside, fewest = (int(self.policy.rule(f"windowed-{name}").value) for name in names)
         rows = arrays.points(self.program, "b s") * self.fsdp
-        least, fewest = (int(self.policy.rule(f"windowed-{name}").value) for name in ("degree", "rows"))
-        return least <= self.fsdp < self.longest and rows >= fewest
+        long = self.fsdp >= alone or min(self.fsdp, self.tensor) >= beside
+        data = self.program.case.execution.degree("data")
+        return long and self.fsdp < self.longest and rows >= fewest and data == 1
 
     @cached_property
     def longest(self) -> int:
@@ -166,7 +169,7 @@ class TpuStep(Step):
         if self.fsdp >= self.longest:
             return "head-late-summed"
         if not self.tied:
-            return "head-late-untied"
+            return self._late_untied()
         if self.windowed:
             return "head-late-windowed"
         if self.fsdp > 1:
@@ -175,6 +178,12 @@ class TpuStep(Step):
             return "head-late-none"
         data = self.program.case.execution.degree("data") > 1 and (self.tensor == 1 or self.blockwise)
         return "head-late-data-cast" if data and self.casts else "head-late"
+
+    def _late_untied(self) -> str:
+        if self.windowed and self.plain and self.tensor > 1:
+            return "head-late-untied-none"
+        data = self.devices > 1 and self.fsdp * self.tensor == 1
+        return "head-late-untied-data" if data and not self.casts else "head-late-untied"
 
     @cached_property
     def _crossed(self) -> bool:
@@ -266,7 +275,7 @@ def _backward(step: TpuStep) -> list[Moment]:
     base = [*step.kept(), *step.gradients(), *_head_kept(step)]
     own = "-replayed" if step.replays else "-none" if step.plain else "-saved"
     if not step.blockwise:
-        batch = "-single" if step.single_batch else "-gathered" if step.fsdp > 1 and step.tensor > 1 else ""
+        batch = "-single" if step.single_batch else "-gathered" if step.fsdp > 1 and step.fsdp < step.devices else ""
         batch = "" if step.plain and not step.single_batch else batch
         split = step.replays and step.tensor > 1
         held = [

@@ -100,10 +100,10 @@ def _copies(program: Program, policy: Policy, layer: serving.Layer, rule_id: str
     written_out = program.case.workload.attention == "materialised"
     if not written_out and (layer.batch > 1 or program.case.execution.degree("fsdp") == 1):
         return []
-    if written_out and layer.batch == 1:
+    if written_out and layer.batch == 1 and program.case.execution.degree("fsdp") == 1:
         return []
-    if not written_out:
-        rule_id = "decode-relaid-blocks"
+    if layer.batch == 1 and rule_id == "decode-relaid":
+        rule_id = "decode-relaid-one" if written_out else "decode-relaid-blocks"
     width = points(program, "e", layer.group)
     size = layer.side // width * (-(-width // LANES) * LANES) * layer.layers
     rule = policy.rule(rule_id)
