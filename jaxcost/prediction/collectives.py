@@ -245,6 +245,8 @@ class _Fold:
             yield from self._lookup(op, phase)
         elif isinstance(op, Primitive) and self._makes_loss(op):
             yield from self._loss(op, phase)
+        elif isinstance(op, Primitive) and op.kind in NORMS:
+            yield from self._statistics(op, phase)
 
     def _reduced(
         self, over: tuple[str, ...], name: str, op: Op, phase: str, dtype: str, scope: str, terms: tuple[str, ...] = ()
@@ -357,6 +359,8 @@ class _Fold:
         elif isinstance(op, Lookup):
             yield from self._scatter(op)
         elif isinstance(op, Primitive):
+            if op.gradients and op.kind in NORMS:
+                yield from self._statistics(op, "backward")
             yield from self._vectors(op)
 
     def _gradient_rows(self, op: Contraction) -> Iterator[Transfer]:
@@ -483,6 +487,22 @@ class _Fold:
             over = tuple(axis for axis in over if axis != "data")
         if over:
             yield Transfer("all-reduce", over, name, scope, phase, dtype, elements, layers, times, made, needed, terms)
+
+    def _statistics(self, op: Primitive, phase: str) -> Iterator[Transfer]:
+        """Row statistics of a norm over a width that is split: the mean square, and the mean of a layer norm.
+
+        In backward as many means of the gradient (times the normalised input) are taken over the same width.
+        """
+        learned = [name for name in op.inputs[1:] if self.program.is_weight(name)]
+        width = self.program.tensors[learned[0]].axes.split() if learned else []
+        over = self.splits(axis for axis in width if axis in "hkfv")
+        if over and width:
+            rows = " ".join(axis for axis in self.program.tensors[op.inputs[0]].axes.split() if axis not in width)
+            for name in ("mean square", "mean")[: 1 if op.kind == "rms_norm" else 2]:
+                yield Transfer(
+                    "all-reduce", over, name, op.scope, phase, "fp32", self.count(rows, op.group), self.layers(op),
+                    self.micro, op.scope, op.scope,
+                )  # fmt: skip
 
     def _vectors(self, op: Primitive) -> Iterator[Transfer]:
         """Gradients of norm scales and biases: summed over rows and sequences; whole on every device afterwards."""

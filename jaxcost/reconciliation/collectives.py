@@ -7,6 +7,7 @@ for their own evidence:
 
 - wider type: the instruction sends the same elements in a wider type;
 - reduced whole: an all-reduce of which named instructions keep this device's part, in place of a reduce-scatter;
+- at once: the all-reduce over all axes, where a scatter over one and a sum over the others were declared;
 - one sum each: the partial products of one gradient reduced by themselves, one instruction for each named product;
 - out of the loop: one collective of the stacked layers in place of one a layer;
 - hoisted: a gather of what does not change between microbatches, once for all of them;
@@ -23,7 +24,7 @@ declared is a finding with its source line. Automatic partitioning is not predic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Any, NamedTuple
@@ -118,6 +119,9 @@ class Change(NamedTuple):
     fewer: int = 1
 
 
+Nearness = Callable[[Need, Seen], bool]
+
+
 class Transfers:
     """The two witnesses' transfers of one case: which of the one is which of the other, and what explains the rest."""
 
@@ -168,25 +172,56 @@ class Transfers:
 
     def _match(self) -> None:
         left = [need for need in self.needs if not self._take_exact(need)]
+        left = self._joint(left)
         special = (self._take_ring, self._take_padded, self._take_axes, self._take_changed)
         left = [need for need in left if not any(take(need) for take in special)]
+        # Equal arrays made once bear the name of one component of the layer.
+        left = [need for need in left if not self._take_changed(need, near=_same_group)]
         for need in left:
             self._absent(need)
 
+    def _joint(self, needs: list[Need]) -> list[Need]:
+        """Match a reduce-scatter over one axis and the sum of its shard over others with one all-reduce over all."""
+        left = list(needs)
+        for need in [need for need in needs if need.key.kind == "reduce-scatter"]:
+            rest = next((n for n in left if n.object == need.object and n.key.kind == "all-reduce"), None)
+            found = None if rest is None else self._over_all(need, rest)
+            if rest is None or found is None:
+                continue
+            found.taken = True
+            left.remove(need)
+            left.remove(rest)
+            for part in (need, rest):
+                self._add(part.key, "at once", -part.key.total, _shown(found, need))
+            whole = need.key.total
+            self._add(found.key, "at once", whole, _shown(found, need))
+            self._add(found.key, "wider type", found.key.total - whole, _shown(found, need))
+        return left
+
+    def _over_all(self, need: Need, rest: Need) -> Seen | None:
+        axes = {*need.key.axes.split(","), *rest.key.axes.split(",")}
+        for seen in self.seen:
+            same = not seen.taken and seen.key.kind == "all-reduce" and set(seen.key.axes.split(",")) == axes
+            size = (seen.elements, seen.key.times) == (need.elements, need.key.times)
+            if same and size and seen.sliced and seen.dtype in (need.dtype, "fp32") and _related(need, seen):
+                return seen
+        return None
+
     def _take_exact(self, need: Need) -> bool:
-        if len(need.terms) > 1 and self._find(need, (Change("one sum each", pieces=len(need.terms)),)):
+        split = Change("one sum each", pieces=len(need.terms))
+        if len(need.terms) > 1 and self._find(need, (split,), _related):
             return False
         same = [s for s in self.seen if not s.taken and s.key == need.key and s.dtype == need.dtype]
         if same:
             max(same, key=lambda s: _likeness(need, s)).taken = True
         return bool(same)
 
-    def _take_changed(self, need: Need) -> bool:
+    def _take_changed(self, need: Need, near: Nearness | None = None) -> bool:
         # Parts by name before anything that merely has the right size.
         for changes in sorted(
             self._ways(need), key=lambda way: ("one sum each" not in {c.name for c in way}, len(way))
         ):
-            found = self._find(need, changes)
+            found = self._find(need, changes, near or _related)
             if found:
                 for seen in found:
                     seen.taken = True
@@ -216,7 +251,7 @@ class Transfers:
                 found.append(kept)
         return found
 
-    def _find(self, need: Need, changes: tuple[Change, ...]) -> list[Seen]:
+    def _find(self, need: Need, changes: tuple[Change, ...], near: Nearness) -> list[Seen]:
         """Return the arrays of a changed form, all of them or none."""
         key, dtype, elements = _changed(need, changes)
         pieces = 1
@@ -236,7 +271,7 @@ class Transfers:
                     return []
                 found.append(match)
             return found
-        related = sorted((s for s in free if _related(need, s)), key=lambda s: _likeness(need, s), reverse=True)
+        related = sorted((s for s in free if near(need, s)), key=lambda s: _likeness(need, s), reverse=True)
         return related[:pieces] if len(related) >= pieces else []
 
     def _explain(self, need: Need, changes: tuple[Change, ...], found: list[Seen]) -> None:
@@ -461,6 +496,7 @@ def _explanation(change: str, amount: int, evidence: str) -> Explanation:
     for name, reason in (
         ("wider type", "sent in a wider type than declared"),
         ("reduced whole", "an all-reduce and a slice in place of a reduce-scatter"),
+        ("at once", "scattered and summed at once: one all-reduce over all axes, and a slice"),
         ("one sum each", "parts of one gradient reduced one by one instead of their sum"),
         ("out of the loop", "moved out of the loop: one collective of all layers"),
         ("hoisted", "a gather of what does not change, moved out of the loop over microbatches"),
@@ -495,6 +531,12 @@ def _evidence(seen: Seen, names: set[str]) -> bool:
 
 def _related(need: Need, seen: Seen) -> bool:
     return any(_near(scope, seen.scope) for scope in need.scopes)
+
+
+def _same_group(need: Need, seen: Seen) -> bool:
+    """Whether an instruction stands in the same group of layers."""
+    top = need.scope.split("/", 1)[0]
+    return top.startswith("group") and seen.scope.split("/", 1)[0] == top
 
 
 def _near(a: str, b: str) -> bool:
