@@ -41,7 +41,7 @@ def observed(folder: Path, command: str) -> tuple[dict[str, int], int] | None:
         elif phase == "backward":
             phase = "after"
         sums[phase] = max(sums[phase], base + stretch.bytes)
-    live = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["memory"]["live_peak_bytes"]
+    live = base + max((stretch.bytes for stretch in found), default=0)
     cache.write_text(json.dumps({"phases": sums, "live": live}), encoding="utf-8")
     return sums, live
 

@@ -1,6 +1,6 @@
 """The cases of the peak study, drawn by a seed.
 
-    python benchmarks/peak/draw.py > benchmarks/peak/matrix.txt
+    python benchmarks/peak/draw.py > benchmarks/peak/matrix-1.txt
 
 The matrix was drawn and committed before any of it was compiled. It shares no case with the lists of development cases,
 which the policies were read from; README.md says what was committed when.

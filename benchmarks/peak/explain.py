@@ -94,7 +94,7 @@ def paragraph(folder: Path, command: str, share: float = 0.6, least: float = 0.0
     base = sum(size for size, _, _ in resident)
     top = max((s.bytes for s in found), default=0)
     names = known(command)
-    lines.append(f"  live {seen['memory']['live_peak_bytes']} resident {base} top {top}")
+    lines.append(f"  live {base + top} resident {base} top {top}")
     for stretch in found:
         if stretch.bytes < share * top:
             continue

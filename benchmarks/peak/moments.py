@@ -114,9 +114,8 @@ def show(folder: Path, command: str, least: float = 0.004, share: float = 0.8) -
     kinds: Counter[str] = Counter()
     for size, kind, _ in resident:
         kinds[kind] += size
-    base, memory = sum(kinds.values()), seen["memory"]
-    print("  resident", dict(kinds), "live", memory["live_peak_bytes"], "required", memory["required_bytes"])
-    top = max((s.bytes for s in found), default=0)
+    base, top = sum(kinds.values()), max((s.bytes for s in found), default=0)
+    print("  resident", dict(kinds), "live", base + top)
     before: Counter[tuple[int, str, str, str]] = Counter()
     for stretch in found:
         if stretch.bytes < share * top:
