@@ -268,7 +268,8 @@ def _head_kept(step: TpuStep) -> list[Held]:
         early = shard if step.fsdp > 1 and (not step.casts or data or saved) else whole
     span = step.by_time(early, step.logits)
     span = Span(min(span.lower, shard), span.expected, span.upper)
-    return [Held("gradient", "head, or its logits", "head", span, step.late_rule), *step.relaid_table()]
+    kind = "logits" if step.policy.yes(step.late_rule) else "gradient"
+    return [Held(kind, "head, or its logits", "head", span, step.late_rule), *step.relaid_table()]
 
 
 def _backward(step: TpuStep) -> list[Moment]:
