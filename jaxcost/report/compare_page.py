@@ -174,7 +174,7 @@ def _notes(data: Mapping[str, Any]) -> str:
         )
         parts.append(f"<h2>what to change first</h2><ul>{items}</ul>")
     if notes:
-        parts.append(f"<h2>what the compilers said</h2><ul>{''.join(notes)}</ul>")
+        parts.append(f"<h2>notes</h2><ul>{''.join(notes)}</ul>")
     if reasons:
         items = "".join(f"<li>{escape(text)}</li>" for text in reasons)
         parts.append(

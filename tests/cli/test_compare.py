@@ -104,7 +104,8 @@ def test_help_has_examples_and_a_model_is_needed(capsys: pytest.CaptureFixture[s
 def test_two_specs_compiled_for_the_cpu(run_jaxcost: Callable[..., Any], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = run_jaxcost(
-        "compare", *TOY, "--remat", "block", "--mesh", "data=2", "--mesh", "fsdp=2", "--json", "--html", str(page)
+        "compare", *TOY, "--remat", "block", "--mesh", "data=2", "--mesh", "fsdp=2", "--json", "--html", str(page),
+        timeout=600,
     )  # fmt: skip
     data = json.loads(done.stdout)
     jsonschema.validate(data, schema("jaxcost.compare.v1"))
@@ -123,7 +124,7 @@ def test_two_specs_compiled_for_the_cpu(run_jaxcost: Callable[..., Any], tmp_pat
 
 def test_a_compile_out_of_time_is_a_column_with_its_reason(run_jaxcost: Callable[..., Any]) -> None:
     done = run_jaxcost("compare", "smollm-135m", "--phase", "training", "--seq", "128", "--layers", "unrolled",
-                       "--timeout", "1", "--json")  # fmt: skip
+                       "--timeout", "1", "--json", timeout=600)  # fmt: skip
     (column,) = json.loads(done.stdout)["columns"]
     assert done.returncode == 1 and column["status"] == "failed" and column["compiled"] is None
     assert column["reason"] == "timed out: no answer within 1 s" and column["predicted"]["argument_bytes"] > 0
