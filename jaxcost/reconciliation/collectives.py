@@ -171,7 +171,10 @@ class Transfers:
     # -- matching -----------------------------------------------------------------------------------------------------
 
     def _match(self) -> None:
-        left = [need for need in self.needs if not self._take_exact(need)]
+        left = list(self.needs)
+        # Of equal transfers those that bear the same name belong together, or a missing one would be sought elsewhere.
+        for near in (_same_place, _same_scope, _related, _anywhere):
+            left = [need for need in left if not self._take_exact(need, near)]
         left = self._joint(left)
         special = (self._take_ring, self._take_padded, self._take_axes, self._take_changed)
         left = [need for need in left if not any(take(need) for take in special)]
@@ -207,14 +210,15 @@ class Transfers:
                 return seen
         return None
 
-    def _take_exact(self, need: Need) -> bool:
+    def _take_exact(self, need: Need, near: Nearness) -> bool:
         split = Change("one sum each", pieces=len(need.terms))
         if len(need.terms) > 1 and self._find(need, (split,), _related):
             return False
-        same = [s for s in self.seen if not s.taken and s.key == need.key and s.dtype == need.dtype]
-        if same:
-            max(same, key=lambda s: _likeness(need, s)).taken = True
-        return bool(same)
+        for seen in self.seen:
+            if not seen.taken and seen.key == need.key and seen.dtype == need.dtype and near(need, seen):
+                seen.taken = True
+                return True
+        return False
 
     def _take_changed(self, need: Need, near: Nearness | None = None) -> bool:
         # Parts by name before anything that merely has the right size.
@@ -531,6 +535,18 @@ def _evidence(seen: Seen, names: set[str]) -> bool:
 
 def _related(need: Need, seen: Seen) -> bool:
     return any(_near(scope, seen.scope) for scope in need.scopes)
+
+
+def _same_place(need: Need, seen: Seen) -> bool:
+    return seen.scope in need.scopes and seen.phase == need.phase
+
+
+def _same_scope(need: Need, seen: Seen) -> bool:
+    return seen.scope in need.scopes
+
+
+def _anywhere(need: Need, seen: Seen) -> bool:
+    return True
 
 
 def _same_group(need: Need, seen: Seen) -> bool:
