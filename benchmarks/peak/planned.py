@@ -4,8 +4,8 @@
 
 The TPU compiler writes the module with its buffer assignment within seconds and then generates code for about a minute,
 which plans no device memory. This waits for the module and ends the process. It leaves what `cases.py` leaves; the
-module plans what that of a whole compile plans (live peak, required bytes and arguments equal in six cases made both ways),
-but a refusal, which comes later, is not seen: compare required bytes with the device's memory instead.
+module plans what that of a whole compile plans (live peak, required and argument bytes equal in six cases made both
+ways), but a refusal, which comes later, is not seen: compare required bytes with the memory of the device instead.
 """
 
 from __future__ import annotations
