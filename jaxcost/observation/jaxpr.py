@@ -107,7 +107,7 @@ def _open(value: Any) -> Any | None:
     return inner if hasattr(inner, "eqns") else None
 
 
-def _inside(eqn: Any) -> Iterator[tuple[str, Any]]:
+def inside(eqn: Any) -> Iterator[tuple[str, Any]]:
     """(parameter name, jaxpr) of everything an equation calls."""
     for key, value in eqn.params.items():
         for item in value if isinstance(value, tuple | list) else (value,):
@@ -140,7 +140,7 @@ class _Counter:
                 if row.flops is not None:
                     add({(row.scope, row.phase): exact(row.flops)})
                 continue
-            inner = list(_inside(eqn))
+            inner = list(inside(eqn))
             if not inner:
                 continue
             walked = [(key, *self.walk(j, name)) for key, j in inner]

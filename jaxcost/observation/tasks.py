@@ -26,6 +26,7 @@ from jaxcost.observation.jaxpr import count_jaxpr
 from jaxcost.observation.live_state import StateRow, by_role, live_state, same_arrays
 from jaxcost.observation.observed import SCHEMA
 from jaxcost.observation.parameters import Parameters, parameters_of, path_key
+from jaxcost.observation.residuals import saved_residuals
 from jaxcost.observation.sections import Values, compiler_section, hlo_sections, known_scopes, plain, target_section
 from jaxcost.observation.targets import Target, parse_target
 from jaxcost.observation.worker import task
@@ -239,6 +240,7 @@ def jaxpr_section(jaxpr: Any, scopes: frozenset[str]) -> dict[str, Any]:
         ],
         "rows": [plain(row, values) for row in count.rows],
         "opaque": [plain(row, values) for row in count.opaque],
+        "residuals": [row.to_dict() for row in saved_residuals(jaxpr, scopes)],
         "unknowns": list(count.unknowns),
         "reasons": values.reasons,
     }

@@ -9,9 +9,10 @@ backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from jaxcost.contracts.execution import SAVEABLE_NAMES
 from jaxcost.contracts.kernels import KERNEL_FAMILIES
 from jaxcost.prediction.program import Contraction, Op, Program
 
@@ -52,6 +53,55 @@ def _quadratic(program: Program, op: Op) -> bool:
     return any({"s", "t"} <= set(program.tensors[name].axes.split()) for name in op.outputs)
 
 
+def kept_by_name(names: Collection[str]) -> Policy:
+    """Return the policy that keeps the tensors of these names (`SAVEABLE_NAMES`) of a layer and runs the rest again.
+
+    To keep `context` of a blockwise kernel is to keep its row statistics too, and then nothing of the kernel runs again
+    but in its own backward pass.
+    """
+
+    def policy(program: Program, op: Op) -> bool:
+        if op.region != "block":
+            return False
+        kernel = _on_chip(program, op)
+        if kernel:
+            return "context" not in names
+        return not any(saveable_name(program, name) in names for name in op.outputs)
+
+    return policy
+
+
+def saveable_name(program: Program, tensor: str) -> str:
+    """Return the name by which a policy keeps a tensor, empty where it has none.
+
+    A projection's is that of its last value, with the bias where it has one.
+    """
+    op = program.producers[tensor]
+    part, leaf = tensor.split("#")[0].rsplit("/", 1)
+    component = part.rsplit("/", 1)[-1]
+    if op.region != "block":
+        return ""
+    if leaf == "row_statistics":
+        return "context"
+    if component == "rotary":
+        return f"{leaf}_rotary"
+    if component in _TENSORS:
+        return _TENSORS[component] if leaf in ("out", "biased") else ""
+    if component == "residual":
+        return "attn_residual" if leaf == "mid" else ""
+    if leaf == "out" and f"{part}/biased" + tensor[len(f"{part}/{leaf}") :] in program.tensors:
+        return ""
+    return component if component in SAVEABLE_NAMES and leaf in ("out", "biased") else ""
+
+
+# Components whose output has another name.
+_TENSORS = {"softmax": "probabilities", "values": "context"}
+
+
+def _named(program: Program, op: Op) -> bool:
+    return kept_by_name(program.case.execution.remat_names)(program, op)
+
+
 POLICIES: dict[str, Policy] = {
     "none": _nothing,
     "everything_saveable": _nothing,
@@ -61,6 +111,9 @@ POLICIES: dict[str, Policy] = {
     "block": _layer,
     "nothing_saveable": _layer,
     "everything": _all,
+    "save_only_these_names": _named,
+    # What is kept rests in host memory; the same ops run again.
+    "save_and_offload_only_these_names": _named,
     # Korthikanti et al. 2022, arXiv:2205.05198, section 5: drop what is quadratic in the sequence, keep the rest.
     "selective": _quadratic,
 }

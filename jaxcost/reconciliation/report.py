@@ -13,6 +13,7 @@ from jaxcost.reconciliation.compiler import compiler_rows
 from jaxcost.reconciliation.declared import expected_rows
 from jaxcost.reconciliation.matmuls import Matmuls
 from jaxcost.reconciliation.peak import peak_rows
+from jaxcost.reconciliation.residuals import residual_rows
 from jaxcost.reconciliation.rows import Finding, Report, Row
 from jaxcost.reconciliation.storage import device_rows, memory_findings, memory_rows, parameter_rows, state_rows
 from jaxcost.reconciliation.traffic import traffic_rows
@@ -54,6 +55,7 @@ def reconcile(prediction: Prediction, seen: Observed | None = None) -> Report:
         *memory_rows(prediction, seen),
         *peak_rows(prediction, seen),
         *device_rows(seen),
+        *residual_rows(prediction, seen),
         *traffic_rows(prediction, seen),
         *transfers.rows(),
         *expected_rows(prediction),

@@ -20,7 +20,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxcost.reference import kernels
-from jaxcost.reference.layers import Run, dropout, softcap
+from jaxcost.reference.layers import Run, dropout, named, softcap
 
 Pair = tuple[jax.Array, jax.Array]
 Triple = tuple[jax.Array, jax.Array, jax.Array]
@@ -76,15 +76,40 @@ def materialised(
     with jax.named_scope("scores"):
         scores = jnp.einsum("bskge,btke->bkgst", q, k, preferred_element_type=jnp.float32)
         scores = (scores * scoring.scale).astype(run.scores)
-        scores = run.layout.pin(scores, "bjgst")
+        scores = named(run.layout.pin(scores, "bjgst"), "scores")
     scores = softcap(scores, scoring.softcap)
     with jax.named_scope("softmax"):
         row, column = rows.first + _count(q.shape[1])[:, None], _count(k.shape[1])
         logits = _mask(scores.astype(jnp.float32), row, column, rows.window, _slopes(q, scoring, 2))
-        probabilities = jax.nn.softmax(logits, axis=-1).astype(run.scores)
+        if run.keeps_probabilities:
+            probabilities = kept_softmax(logits, run.scores)
+        else:
+            probabilities = jax.nn.softmax(logits, axis=-1).astype(run.scores)
         probabilities = dropout(probabilities, rate, key)
     with jax.named_scope("values"):
         return jnp.einsum("bkgst,btke->bskge", probabilities, v)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def kept_softmax(logits: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Return softmax over the last axis, cast to `dtype`; backward has this result alone, which a policy can name.
+
+    JAX's own softmax needs its result before the cast, so keeping what came out of the cast would save no work.
+    """
+    return _softmax_forward(logits, dtype)[0]
+
+
+def _softmax_forward(logits: jax.Array, dtype: DTypeLike) -> Pair:
+    out = named(jax.nn.softmax(logits, axis=-1).astype(dtype), "probabilities")
+    return out, out
+
+
+def _softmax_backward(dtype: DTypeLike, out: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+    p, dp = out.astype(jnp.float32), g.astype(jnp.float32)
+    return (p * (dp - jnp.sum(dp * p, axis=-1, keepdims=True)),)
+
+
+kept_softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 @dataclass(frozen=True)
@@ -152,7 +177,7 @@ def _forward_rule(
     q: jax.Array, k: jax.Array, v: jax.Array, first_row: jax.Array, window: jax.Array | None, key: jax.Array | None,
     blocks: Blocks,
 ) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:  # fmt: skip
-    out, lse = forward(q, k, v, Rows(first_row, window), key, blocks)
+    out, lse = (named(x, "context") for x in forward(q, k, v, Rows(first_row, window), key, blocks))
     return out, (q, k, v, first_row, window, key, out, lse)
 
 

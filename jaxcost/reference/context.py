@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec
 
 from jaxcost.reference import attention
 from jaxcost.reference.attention import Blocks, Rows, Scoring
-from jaxcost.reference.layers import Run
-from jaxcost.reference.sharding import Layout
+from jaxcost.reference.layers import Run, named
+from jaxcost.reference.sharding import ACTIVATION, Layout
 
 AXIS = "context"
 Pair = tuple[jax.Array, jax.Array]
@@ -38,12 +38,13 @@ def attend(
     if layout.context == 1 or not layout.explicit:
         return attention.attend(q, k, v, rows, scoring, run, rate, key)
 
+    alone = replace(run, layout=Layout(None, False))
+
     def local(
         q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, window: jax.Array | None, key: jax.Array | None
     ) -> jax.Array:
-        rank = jax.lax.axis_index(AXIS)
-        here = Rows(first + rank * q.shape[1], window)
-        own = None if key is None else jax.random.fold_in(key, rank)
+        here = Rows(first + jax.lax.axis_index(AXIS) * q.shape[1], window)
+        own = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(tuple(layout.axes)))
         if run.context_ring and not run.cached:
             blocks = Blocks(run.query_block, run.key_block, rate if own is not None else 0.0, run.scores, scoring)
             return ring(q, k, v, here.first, window, own, (blocks, layout.context))
@@ -52,14 +53,12 @@ def attend(
                 k = jax.lax.all_gather(k, AXIS, axis=1, tiled=True)
             with jax.named_scope("values"):
                 v = jax.lax.all_gather(v, AXIS, axis=1, tiled=True)
-        inside = replace(run, layout=Layout(jax.sharding.get_abstract_mesh(), True))
-        return attention.attend(q, k, v, here, scoring, inside, rate, own)
+        return attention.attend(q, k, v, here, scoring, alone, rate, own)
 
-    split, whole = PartitionSpec(None, AXIS), PartitionSpec()
-    keys = whole if run.cached else split
+    queries, whole = layout.spec("bsjge", ACTIVATION), PartitionSpec()
+    keys = layout.spec("btje" if run.cached else "bsje", ACTIVATION)
     return jax.shard_map(
-        local, mesh=layout.mesh, in_specs=(split, keys, keys, whole, whole, whole), out_specs=split,
-        axis_names={AXIS}, check_vma=False,
+        local, mesh=layout.mesh, in_specs=(queries, keys, keys, whole, whole, whole), out_specs=queries, check_vma=False
     )(q, k, v, rows.first, rows.window, key)  # fmt: skip
 
 
@@ -72,9 +71,9 @@ def next_tokens(tokens: jax.Array, layout: Layout) -> jax.Array:
         first = jax.lax.ppermute(tokens[:, :1], AXIS, _round(layout.context, -1))
         return jnp.concatenate([tokens[:, 1:], first], axis=1)
 
-    split = PartitionSpec(None, AXIS)
+    split = layout.spec("bs", ACTIVATION)
     return jax.shard_map(
-        local, mesh=layout.mesh, in_specs=split, out_specs=split, axis_names={AXIS}, check_vma=False
+        local, mesh=layout.mesh, in_specs=split, out_specs=split, check_vma=False
     )(tokens)  # fmt: skip
 
 
@@ -113,7 +112,7 @@ def _forward_rule(
     out, lse = part((k, v), 0)  # a rank's own block: every query sees its own row, so no sum is empty
     start = ((k, v), (out.astype(jnp.float32), lse))
     (_, (mixed, lse)), _ = jax.lax.scan(step, start, jnp.arange(1, ranks, dtype=jnp.int32))
-    out = mixed.astype(q.dtype)
+    out, lse = (named(x, "context") for x in (mixed.astype(q.dtype), lse))
     return out, (q, k, v, first_row, window, key, out, lse)
 
 

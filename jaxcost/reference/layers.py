@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jaxcost.contracts.architecture import Dropout
+from jaxcost.contracts.execution import SAVEABLE_NAMES
 from jaxcost.reference.kernels import Kernel
 from jaxcost.reference.sharding import Layout
 
@@ -50,6 +52,7 @@ class Run:
     layout: Layout
     kernel: Kernel | None = None
     context_ring: bool = False
+    keeps_probabilities: bool = False  # whether a policy names them
     cached: bool = False  # whether the step hands on a K/V cache
     # Whether linear maps gather their weights again in the backward pass, and, where they do, whether a barrier keeps
     # the compiler from merging both gathers (as it does in straight-line code).
@@ -109,7 +112,8 @@ class Linear(eqx.Module):
                 y = product(x, stored, 0, 0)
             if bias is not None:
                 y = y + bias.astype(run.compute)
-            return run.layout.leave(y) if self.outputs == "d" else run.layout.pin(y, "bs" + self.outputs)
+            y = run.layout.leave(y) if self.outputs == "d" else run.layout.pin(y, "bs" + self.outputs)
+            return named(y, self.name)
 
 
 class Norm(eqx.Module):
@@ -140,7 +144,13 @@ class Norm(eqx.Module):
                 y = y * (scale + self.offset if self.offset else scale)
             if self.bias is not None:
                 y = y + self.bias.astype(jnp.float32)
-            return run.layout.pin(y.astype(run.compute), self.axes)
+            return named(run.layout.pin(y.astype(run.compute), self.axes), self.name)
+
+
+def named(x: jax.Array, name: str) -> jax.Array:
+    """Return x, known by name to recomputation policies where `SAVEABLE_NAMES` has the name; else as it is."""
+    tagged: jax.Array = checkpoint_name(x, name) if name in SAVEABLE_NAMES else x
+    return tagged
 
 
 def normed(norm: Norm | None, x: jax.Array, run: Run) -> jax.Array:
@@ -179,7 +189,7 @@ class Mlp(eqx.Module):
                 up = self.up(x, run, self.gate_up, (self.inner, self.inner))
                 with jax.named_scope("activation"):
                     inner = act(gate) * up
-            return self.down(inner, run)
+            return self.down(named(inner, "activation"), run)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

@@ -26,7 +26,7 @@ from jaxcost.contracts.case import Case
 from jaxcost.reference.attention import Rows, Scoring
 from jaxcost.reference.cache import Cache
 from jaxcost.reference.context import attend
-from jaxcost.reference.layers import JAX_DTYPES, Linear, Mlp, Norm, Packed, Run, dropout, normed, softcap
+from jaxcost.reference.layers import JAX_DTYPES, Linear, Mlp, Norm, Packed, Run, dropout, named, normed, softcap
 from jaxcost.reference.rotary import rotate, sinusoid
 from jaxcost.reference.sharding import LOOKED_UP, STORED_WEIGHT
 from jaxcost.reference.support import require_known_architecture
@@ -91,7 +91,9 @@ class Attention(eqx.Module):
             v = self.v_proj(x, run, self.qkv, (heads + kv_heads, kv_heads))
             q, k = normed(self.q_norm, q, run), normed(self.k_norm, k, run)
             with jax.named_scope("rotary"):
-                q, k = (rotate(part, place.angles, self.interleaved) for part in (q, k))
+                if place.angles is not None:
+                    q = named(rotate(q, place.angles, self.interleaved), "q_rotary")
+                    k = named(rotate(k, place.angles, self.interleaved), "k_rotary")
             if run.cached:
                 k, v = (run.layout.whole_rows(rows, "btke") for rows in (k, v))
             if place.cache is None:
@@ -106,6 +108,8 @@ class Attention(eqx.Module):
             where = Rows(place.first_row, place.window)
             mixed = attend(grouped, k, v, where, self.scoring, run, run.dropout.attention, place.site_key(0))
             mixed = run.layout.pin(mixed.reshape(q.shape), "bshe")
+            # Blocks name it where their backward pass finds it, before the heads are joined.
+            mixed = mixed if run.blockwise else named(mixed, "context")
             return self.o_proj(mixed, run), cache
 
 
@@ -151,15 +155,16 @@ class Layer(eqx.Module):
 
     def _join(self, x: jax.Array, out: jax.Array, norm: Norm | None, site: int, place: Place, run: Run) -> jax.Array:
         """Add one branch to the stream, with the norm that follows it: of the sum, or of the branch."""
+        name = "attn_residual" if site == 1 else ""
         if self.residual == "post":
-            return normed(norm, self._add(x, (out,), (site,), place, run), run)
+            return normed(norm, named(self._add(x, (out,), (site,), place, run), name), run)
         if norm is None:
-            return self._add(x, (out,), (site,), place, run)
+            return named(self._add(x, (out,), (site,), place, run), name)
         with jax.named_scope("residual"):
             out = dropout(out, run.dropout.residual, place.site_key(site))
         out = norm(out, run)
         with jax.named_scope("residual"):
-            return run.layout.pin(x + out, "bid")
+            return named(run.layout.pin(x + out, "bid"), name)
 
     def _add(
         self, x: jax.Array, branches: tuple[jax.Array, ...], sites: tuple[int, ...], place: Place, run: Run

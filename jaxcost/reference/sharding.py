@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import reject
@@ -71,7 +71,7 @@ class Layout:
     rows of the stream (`sequence_parallel`: Korthikanti et al. 2022, arXiv:2205.05198).
     """
 
-    mesh: Mesh | AbstractMesh | None
+    mesh: Mesh | None
     explicit: bool
     sequence_parallel: bool = False
 
@@ -81,16 +81,18 @@ class Layout:
         return 1 if self.mesh is None else int(self.mesh.shape.get("tensor_replica", 1))
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the mesh's axes."""
+        return () if self.mesh is None else tuple(self.mesh.axis_names)
+
+    @property
     def context(self) -> int:
         """Over how many ranks the rows of a sequence are split."""
         return 1 if self.mesh is None else int(self.mesh.shape.get("context", 1))
 
     def spec(self, axes: Sequence[str], rules: Rules) -> PartitionSpec:
         """Return the partition spec of a tensor with named `axes` on this mesh."""
-        names: Sequence[str] = ()
-        if self.mesh is not None:
-            manual = self.mesh.manual_axes if isinstance(self.mesh, AbstractMesh) else ()
-            names = [name for name in self.mesh.axis_names if name not in manual]
+        names = self.axes
         if self.sequence_parallel and rules is ACTIVATION:
             rules = SEQUENCE_PARALLEL
         entries: list[str | tuple[str, ...] | None] = []

@@ -29,7 +29,8 @@ GroupCache = Cache | tuple[Cache, ...]
 
 _SAVE = jax.checkpoint_policies
 # `none` and `everything` leave the layer alone; `everything` wraps the whole loss (training.py).
-LAYER_POLICIES: dict[str, Callable[..., Any]] = {
+Policy = Callable[..., Any]
+LAYER_POLICIES: dict[str, Policy] = {
     "attention": _SAVE.dots_with_no_batch_dims_saveable,
     "block": _SAVE.nothing_saveable,
     "dots_saveable": _SAVE.dots_saveable,
@@ -40,6 +41,21 @@ LAYER_POLICIES: dict[str, Callable[..., Any]] = {
 
 # The policies under which the backward pass of a layer finds its weights as they were multiplied.
 _KEEP_WEIGHTS = ("none", "everything_saveable", "everything")
+
+
+def layer_policy(case: Case) -> Policy | None:
+    """Return what a checkpoint around a layer saves, None where a layer has no checkpoint."""
+    run, names = case.execution, case.execution.remat_names
+    if run.remat == "save_only_these_names":
+        keep: Policy = _SAVE.save_only_these_names(*names)
+        return keep
+    if run.remat == "save_and_offload_only_these_names":
+        keep = _SAVE.save_and_offload_only_these_names(
+            names_which_can_be_saved=[], names_which_can_be_offloaded=list(names), offload_src="device",
+            offload_dst="pinned_host",
+        )  # fmt: skip
+        return keep
+    return LAYER_POLICIES.get(run.remat)
 
 
 def make_run(case: Case, layout: Layout) -> Run:
@@ -71,6 +87,7 @@ def make_run(case: Case, layout: Layout) -> Run:
         layout=layout,
         kernel=kernel_of(case),
         context_ring=ring,
+        keeps_probabilities="probabilities" in case.execution.remat_names,
         cached=work.phase != "training",
         regather=_regathers(case, layout),
     )
@@ -109,6 +126,8 @@ def hidden(
     x = model.embed(tokens, first_row, run, None if key is None else jax.random.fold_in(key, 0))
     positions = first_row + jnp.arange(tokens.shape[1], dtype=jnp.int32)
     written: list[GroupCache] = []
+    # A checkpoint that saves everything would save the gathered weights too.
+    policy = None if run.regather else layer_policy(case)
     layers_before = 0
     for index, (group, layers) in enumerate(zip(case.architecture.groups, model.groups, strict=True)):
         with jax.named_scope(f"group{index}"):
@@ -116,7 +135,7 @@ def hidden(
                 turned = angles(group.layer.attention.rotary, positions)
             place = Place(first_row, turned, layers_before, key=key)
             given = None if caches is None else caches[index]
-            x, cache = _group(layers, x, place, windows(group), given, case.execution.remat, run)
+            x, cache = _group(layers, x, place, windows(group), given, policy, run)
         written.append(cache)
         layers_before += group.repeat
     return x, tuple(written)
@@ -135,7 +154,7 @@ def _group(
     place: Place,
     seen: np.ndarray | None,
     cache: GroupCache | None,
-    remat: str,
+    policy: Policy | None,
     run: Run,
 ) -> tuple[jax.Array, GroupCache]:
     """Run one group; `seen` are the windows of its layers."""
@@ -144,13 +163,13 @@ def _group(
         for number, layer in enumerate(layers):
             piece = cache[number] if isinstance(cache, tuple) else None
             window = None if seen is None else jnp.asarray(seen[number])
-            x, piece = _body(place, remat, run, loop=False)(layer, x, number, window, piece)
+            x, piece = _body(place, policy, run, loop=False)(layer, x, number, window, piece)
             pieces.append(piece)
         return x, tuple(pieces)
 
     repeat = jax.tree.leaves(layers)[0].shape[0]
     items = (layers, jnp.arange(repeat, dtype=jnp.int32), None if seen is None else jnp.asarray(seen))
-    body = _body(place, remat, run, loop=repeat > 1)
+    body = _body(place, policy, run, loop=repeat > 1)
     if not isinstance(cache, Cache):
 
         def fresh(x: jax.Array, item: Item) -> tuple[jax.Array, Cache]:
@@ -168,7 +187,7 @@ Item = tuple[Layer, jax.Array, "jax.Array | None"]  # weights, number in the gro
 Body = Callable[[Layer, jax.Array, "jax.Array | int", "jax.Array | None", "Cache | None"], "tuple[jax.Array, Cache]"]
 
 
-def _body(place: Place, remat: str, run: Run, *, loop: bool) -> Body:
+def _body(place: Place, policy: Policy | None, run: Run, *, loop: bool) -> Body:
     """Return one layer, recomputed as declared: a function of weights, input, number in the group, window and cache."""
     # Inside a loop forward and replay cannot meet, so no barrier is needed; a loop of one is no loop.
     run = replace(run, barrier=not loop)
@@ -179,7 +198,6 @@ def _body(place: Place, remat: str, run: Run, *, loop: bool) -> Body:
         key = None if place.key is None else jax.random.fold_in(place.key, place.layers_before + 1 + number)
         return layer(x, replace(place, cache=cache, layer=number, window=window, key=key), run)
 
-    # A checkpoint that saves everything would save the gathered weights too.
-    if remat not in LAYER_POLICIES or run.regather:
+    if policy is None:
         return plain
-    return jax.checkpoint(plain, policy=LAYER_POLICIES[remat], prevent_cse=not loop)
+    return jax.checkpoint(plain, policy=policy, prevent_cse=not loop)

@@ -94,13 +94,15 @@ def _unexecuted(case: Case) -> Iterator[Problem]:
             rule = "this network gathers each matrix where it is used"
             yield Problem(f"execution.fsdp.{name}", value, rule, _REMEDY)
     for name in (
-        "pipeline", "gradient_sync", "offload", "remat_names",
-        "head_multiple",
+        "pipeline", "gradient_sync", "offload", "head_multiple",
     ):  # fmt: skip
         value = getattr(run, name)
         if value != getattr(default, name):
             shown = value.to_data() if isinstance(value, Record) else value
             yield Problem(f"execution.{name}", shown, "this network does not execute it", _REMEDY)
+    if "context" in run.remat_names and case.workload.attention in KERNEL_FAMILIES:
+        rule = "the library's kernel keeps sums of its own, so that saving what it returns saves nothing"
+        yield Problem("execution.remat_names", "context", rule, "leave it out, or use blockwise")
     copies = {case.kv_replicas(index) for index in range(len(case.architecture.groups))}
     if len(copies) > 1:
         rule = f"groups of layers hold each K/V head on {sorted(copies)} ranks, and one mesh has one such number"
@@ -117,6 +119,10 @@ def _split_rows(case: Case) -> Iterator[Problem]:
     if context > 1 and work.attention in KERNEL_FAMILIES:
         rule = "the library's kernel masks from the first row of the sequence on, and a rank starts inside it"
         yield Problem("workload.attention", work.attention, rule, "use blockwise or materialised")
+    biased = any(group.layer.attention.alibi for group in case.architecture.groups)
+    if context > 1 and run.degree("tensor") > 1 and biased:
+        rule = "linear biases follow the number of a head, and a rank does not know the first of its heads"
+        yield Problem("execution.mesh.tensor", run.degree("tensor"), rule, "leave one of context and tensor out")
     if run.context_method == "ring" and work.attention != "blockwise":
         rule = "a ring adds up blocks with a running softmax"
         yield Problem("workload.attention", work.attention, rule, "use blockwise")
