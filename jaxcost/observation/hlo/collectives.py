@@ -159,31 +159,56 @@ def _laid_in_a_row(at: Instruction) -> list[Instruction]:
 
 
 _SAME = frozenset(
-    "bitcast copy get-tuple-element convert all-reduce-done reshape transpose opt-barrier parameter".split()
+    "bitcast copy get-tuple-element convert all-reduce-done async-done reshape transpose opt-barrier".split()
 )
+_MAX_DEPTH = 32
 
 
 def _cuts(at: Instruction, index: int | None) -> list[Instruction]:
-    """The instructions that take a device's own part of an array (element `index` of a tuple) by its partition number.
-
-    None where anything else uses the array whole.
+    """The instructions that take a device's own part of an array (element `index` of a tuple): slices at an offset that
+    is computed, alone or inside fusions. None where anything uses the array whole.
     """
-    found: list[Instruction] = []
-    stack = [user for user in at.users if index is None or _takes(user, index)]
-    while stack:
-        user = stack.pop()
-        inside = [step.opcode for step in user.called[0].instructions] if user.opcode == "fusion" else [user.opcode]
-        if "dynamic-slice" in inside:
-            found.append(user)
-        elif user.opcode == "async-done" or _SAME.issuperset(inside):
-            stack.extend(user.users)
-        else:
+    found: dict[int, Instruction] = {}
+    for user in at.users:
+        if (index is None or _takes(user, index)) and not _cut(at, user, None, found, 0):
             return []
-    return found
+    return list(found.values())
 
 
 def _takes(user: Instruction, index: int) -> bool:
     return user.opcode != "get-tuple-element" or bool(user.proto.tuple_index == index)
+
+
+def _cut(
+    value: Instruction, user: Instruction, fusion: Instruction | None, found: dict[int, Instruction], depth: int
+) -> bool:
+    """Whether all that `user` does with `value` is to slice it; `fusion` is the outermost one around, if any."""
+    if depth > _MAX_DEPTH:
+        return False
+    if user.opcode == "dynamic-slice":
+        top = fusion or user
+        found[top.id] = top
+        return user.operands[0] is value and user.shape.size < value.shape.size
+    if user.opcode == "fusion":
+        inner = [user.called[0].parameters[number] for number, given in enumerate(user.operands) if given is value]
+        outer = fusion or user
+        return all(_cut(one, step, outer, found, depth + 1) for given in inner for one, step in _uses(given))
+    if user.opcode not in _SAME:
+        return False
+    for one, step in _uses(user):
+        inside = fusion if step.computation.is_fusion else None
+        if not _cut(one, step, inside, found, depth + 1):
+            return False
+    return True
+
+
+def _uses(value: Instruction) -> list[tuple[Instruction, Instruction]]:
+    """(value, user) pairs: in its computation and, where it is the result of a fusion, around that."""
+    inside = value.computation
+    pairs = [(value, user) for user in value.users]
+    if value is inside.root and inside.is_fusion and len(inside.callers) == 1:
+        pairs += _uses(inside.callers[0])
+    return pairs
 
 
 class _Reader:
