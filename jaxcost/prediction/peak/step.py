@@ -106,6 +106,13 @@ class Step:
     def keys_fp32(self) -> int:
         return self.size("b s k e", "fp32")
 
+    @cached_property
+    def stored_scores(self) -> str:
+        """The rule of how many scores and gradients the backward pass holds in the score type."""
+        group = self.program.device_sizes.axis("g", 0)
+        odd = group & (group - 1) != 0
+        return "backward-scores-stored" + ("-odd" if odd and not self.replays else "")
+
     def scores(self, dtype: str) -> int:
         """One array over all pairs of the layer's queries and keys."""
         return self.size("b k g s t", dtype)
@@ -208,7 +215,7 @@ class Step:
                 found.append(self.held("saved", "probabilities in fp32", "none-scores", inside, tensor.scope))
             else:
                 found.append(Held("saved", item.name, tensor.scope, Span.exact(size)))
-        if plain and self.casts and self.fsdp == 1:
+        if plain and self.fsdp == 1:
             size = sum(payload_bytes(w.stack_elements, self.compute) for w in self.layers if not w.vector)
             found.append(self.held("saved", "weights, cast", "none-weights", size))
         return found
@@ -230,7 +237,8 @@ class Step:
     @cached_property
     def early(self) -> bool:
         """Whether zeroed gradient stacks exist at the loss already."""
-        return not self.single or self.gradient_stacks > self.logits
+        plain = self.program.case.execution.remat == "none"
+        return not self.single or (self.casts and not plain and self.gradient_stacks > self.logits)
 
     def early_gradients(self, rule: str) -> list[Held]:
         """Return the gradient stacks that are zeroed before the backward loop, as a rule says of a moment."""
@@ -287,6 +295,8 @@ class Step:
             name = "uncast"
         elif self.tied:
             name = "tied-fsdp" if self.fsdp > 1 else "tied"
+            if self.fsdp == 1 and self.devices > self.tensor > 1:
+                name = "tied-both"
         else:
             name = "many" if self.devices > int(self.policy.rule("node-devices").value) else "node"
         return self.policy.rule(f"head-gradient-late-{name}")
@@ -299,6 +309,8 @@ class Step:
     def kept_head(self) -> list[Held]:
         """What of the head is in use throughout the backward loop: its gradient, or the logits and what made them."""
         if self.single:
+            if not self.tied and not self.early:
+                return [self.held("logits", "head", "single-head-kept", self.logits + self.stream, "head")]
             kept = self.if_late(self.logits + self.stream, self.head.stored_bytes(self.gradient))
             return [Held("logits" if self.late else "gradient", "head", "head", kept, self.lateness.id)]
         early, late = self.head.used_bytes(self.gradient), self.logits + self.stream

@@ -8,6 +8,7 @@ what else is held, and how often, is a rule of the policy.
 
 from __future__ import annotations
 
+from jaxcost.prediction.peak import unrolled
 from jaxcost.prediction.peak.moments import Held, Moment, Span, Unpredicted
 from jaxcost.prediction.peak.policy import Policy
 from jaxcost.prediction.peak.step import Step
@@ -39,7 +40,9 @@ def moments(program: Program, policy: Policy) -> list[Moment] | Unpredicted:
         return Unpredicted("no development case has several groups of layers")
     step = Step(program, policy)
     if run.layers == "unrolled":
-        return Unpredicted("unrolled layers are not covered")
+        if run.fsdp.reshard is False:
+            return Unpredicted("no development case keeps gathered weights")
+        return unrolled.moments(step)
     return [
         _forward(step),
         *_loss(step),
@@ -79,9 +82,11 @@ def _loss(step: Step) -> list[Moment]:
     used = Span.exact(step.head.used_bytes(step.compute))
     found = []
     if step.scores_copy():
-        kept = Held("logits", "head/out", "head", step.if_late(step.logits), step.lateness.id)
-        held = [*base, *step.scores_copy(), kept, stream]
-        if step.fsdp > 1:
+        own = "none-copy-logits-tensor" if step.devices == step.tensor > 1 else "none-copy-logits"
+        held = [*base, *step.scores_copy(), step.held("logits", "head/out", own, step.logits, "head"), stream]
+        if step.fsdp == 1 and not step.single and (step.devices > step.tensor or step.late):
+            held += step.early_gradients("none-copy-gradients")
+        if step.devices > step.tensor:
             held.append(step.held("attention", "mask", "none-copy-mask", step.scores("bool")))
             held.append(step.held("gathered_weight", "head", "none-copy-head", step.head.used_bytes(step.compute)))
         found.append(Moment("scores copied", "loss", tuple(held)))
@@ -96,7 +101,8 @@ def _loss(step: Step) -> list[Moment]:
         early = step.early_gradients("loss-gradients-single")
         held = [*base, *early, *step.embedding_gradient(), logits, stream]
         name = "head, cast" if step.casts else "head, weight gradient"
-        held.append(Held("gathered_weight" if step.casts else "gradient", name, "head", used))
+        kind = "gathered_weight" if step.casts else "gradient"
+        held.append(step.held(kind, name, "single-head", step.head.used_bytes(step.compute), "head"))
         if not step.early:
             held += step.unordered_head()
         return [*found, Moment("loss", "loss", tuple(held))]
@@ -104,6 +110,9 @@ def _loss(step: Step) -> list[Moment]:
     held = [*base, *early, *step.embedding_gradient(), logits, stream, *reduced]
     if step.casts or step.fsdp > 1:
         held.append(Held("gathered_weight", "head, as multiplied", "head", used))
+    if step.casts and step.fsdp == 1:
+        size = step.head.used_bytes(step.compute) + step.head.used_bytes(step.gradient)
+        held.append(step.held("gradient", "head, as multiplied and cast", "head-copies", size, "head"))
     found.append(Moment("loss, input gradient", "loss", tuple(held)))
     held = [*base, *step.gradients(), *step.embedding_gradient(), logits, *reduced]
     held.append(step.held("workspace", "final norm, its gradient, stream gradient", "start-stream", step.stream))
@@ -123,7 +132,7 @@ def _backward(step: Step) -> list[Moment]:
     if not step.blockwise:
         scores = [
             step.held("attention", "score gradients in fp32", "backward-scores-fp32", step.scores("fp32")),
-            step.held("attention", "scores and gradients", "backward-scores-stored", step.scores(step.score_dtype)),
+            step.held("attention", "scores and gradients", step.stored_scores, step.scores(step.score_dtype)),
             step.held("workspace", "stream", "backward-materialised-stream", step.stream),
             step.held("workspace", "queries", "backward-materialised-heads", step.queries),
         ]
