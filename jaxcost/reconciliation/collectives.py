@@ -11,6 +11,7 @@ for their own evidence:
 - one sum each: the partial products of one gradient reduced by themselves, one instruction for each named product;
 - out of the loop: one collective of the stacked layers in place of one a layer;
 - hoisted: a gather of what does not change between microbatches, once for all of them;
+- summed first: a gradient reduced after the last microbatch, where every microbatch was declared;
 - axis by axis: a sum over several mesh axes as one instruction per part of them;
 - gathered by a sum: the shards, written into zeros, are summed;
 - padded: a reduce-scatter of an array that the program padded, and a permutation of the rows at the border;
@@ -246,6 +247,8 @@ class Transfers:
             optional.append([Change("out of the loop", divided=need.layers)])
         if need.key.kind == "all-gather" and need.microbatches > 1 and need.layers == 1:
             optional.append([Change("hoisted", fewer=need.microbatches)])
+        if need.key.kind == "all-reduce" and need.object.startswith("d ") and need.key.times % need.microbatches == 0:
+            optional.append([Change("summed first", fewer=need.microbatches)] if need.microbatches > 1 else [])
         if BITS[need.dtype] < BITS["fp32"]:
             optional.append([Change("wider type", dtype="fp32")])
         found = []
@@ -504,6 +507,7 @@ def _explanation(change: str, amount: int, evidence: str) -> Explanation:
         ("one sum each", "parts of one gradient reduced one by one instead of their sum"),
         ("out of the loop", "moved out of the loop: one collective of all layers"),
         ("hoisted", "a gather of what does not change, moved out of the loop over microbatches"),
+        ("summed first", "a gradient summed over microbatches before it is summed over devices"),
         ("axis by axis", "a sum over several mesh axes taken one axis at a time"),
         ("gathered by a sum", "a gather by summing shards written into zeros"),
         ("passed around", "a gather or scatter by passing shards around a ring"),

@@ -156,6 +156,17 @@ def test_hoisted_out_of_the_microbatches() -> None:
     assert "open" in {row.status for row in reconciled(prediction, rows).values()}
 
 
+def test_summed_over_microbatches_first() -> None:
+    prediction = predicted(accumulate=4, **(HYBRID | {"batch": 16}))
+    rows = compiled(prediction)
+    row = of(rows, "d final_norm/scale", "all-reduce")
+    row["executions"] = 1
+    text = "a gradient summed over microbatches before it is summed over devices"
+    assert reasons(reconciled(prediction, rows)) == {text}
+    row["executions"] = 2
+    assert "open" in {row.status for row in reconciled(prediction, rows).values()}
+
+
 def test_axis_by_axis() -> None:
     prediction = predicted(**HYBRID)
     rows = compiled(prediction)
