@@ -215,7 +215,7 @@ class Step:
                 found.append(self.held("saved", "probabilities in fp32", "none-scores", inside, tensor.scope))
             else:
                 found.append(Held("saved", item.name, tensor.scope, Span.exact(size)))
-        if plain and self.fsdp == 1:
+        if plain and self.fsdp == 1 and (self.casts or self.policy.family == "cuda"):
             size = sum(payload_bytes(w.stack_elements, self.compute) for w in self.layers if not w.vector)
             found.append(self.held("saved", "weights, cast", "none-weights", size))
         return found
