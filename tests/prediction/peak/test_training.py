@@ -33,6 +33,7 @@ def predicted(model: str, **options: Any) -> PeakPrediction:
         [{}, {"data": 4}, {"fsdp": 2}, {"tensor": 2}, {"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}]
     ),
     accumulate=st.sampled_from([1, 2]),
+    layers=st.sampled_from(["scan", "unrolled"]),
 )
 def test_intervals_are_in_order_and_hold_the_arguments(
     model: str,
@@ -43,9 +44,11 @@ def test_intervals_are_in_order_and_hold_the_arguments(
     precision: str,
     mesh: dict[str, int],
     accumulate: int,
+    layers: str,
 ) -> None:
     shards = mesh.get("data", 1) * mesh.get("fsdp", 1)
-    options = {"remat": remat, "attention": attention, "precision": precision, "mesh": mesh, "accumulate": accumulate}
+    options: dict[str, Any] = {"remat": remat, "attention": attention, "precision": precision, "mesh": mesh}
+    options |= {"accumulate": accumulate, "layers": layers}
     options |= {"batch": batch * shards * accumulate, "seq": 128 * blocks, "vocabulary_multiple": 2}
     case = jaxcost.training(jaxcost.load(model), **options)
     step = program(case)
@@ -66,6 +69,14 @@ def test_intervals_are_in_order_and_hold_the_arguments(
 def test_a_longer_batch_never_needs_less() -> None:
     sizes = [predicted("llama-3.2-1b", batch=n, seq=1024, remat="block").expected for n in (1, 2, 4, 8)]
     assert sizes == sorted(sizes)
+
+
+def test_written_out_layers_have_no_stacks_of_gradients() -> None:
+    options = {"batch": 4, "seq": 1024, "remat": "block", "attention": "blockwise"}
+    scanned, written = (predicted("llama-3.2-1b", layers=how, **options) for how in ("scan", "unrolled"))
+    assert written.expected < scanned.expected
+    assert "gradient" in scanned.by_class
+    assert "gradient" not in written.by_class
 
 
 def test_saving_more_holds_more_between_the_loops() -> None:
