@@ -25,102 +25,39 @@ declared is a finding with its source line. Automatic partitioning is not predic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import combinations, product
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from typing import Any
 
 from jaxcost.contracts.dtypes import BITS, payload_bytes
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.reconciliation.rows import Explanation, Finding, Row
+from jaxcost.reconciliation.transfer_forms import (
+    BACK,
+    Change,
+    Key,
+    Nearness,
+    Need,
+    Seen,
+    anywhere,
+    as_evidence,
+    axis_pair,
+    changed,
+    likeness,
+    listed,
+    related,
+    same_group,
+    same_pass,
+    same_place,
+    same_scope,
+    shows,
+)
 
 TYPES = {"f64": "fp64", "f32": "fp32", "bf16": "bf16", "f16": "fp16", "s32": "int32", "u32": "uint32", "s64": "int64"}
 AUTO = "what the automatic partitioner inserts is not predicted; the ledger is that of explicit sharding"
 SLICES = "the program of one of several slices, with host transfers between them: compared by nobody in this version"
 UNKNOWN_TIMES = "how often it runs is unknown"
-BACK = ("backward", "replay")
-
-
-class Key(NamedTuple):
-    """What identifies a row: kind, mesh axes, bytes of one execution, executions."""
-
-    kind: str
-    axes: str
-    payload: int
-    times: int
-
-    @property
-    def scope(self) -> str:
-        """The row's scope."""
-        return f"{self.kind}/{self.axes or 'unknown axes'}/{self.payload}x{self.times}"
-
-    @property
-    def total(self) -> int:
-        """Bytes over all executions."""
-        return self.payload * self.times
-
-
-@dataclass(frozen=True)
-class Need:
-    """One declared transfer, of one instruction; `layers` is how many of its executions are layers of a loop."""
-
-    key: Key
-    dtype: str
-    elements: int
-    scope: str
-    phase: str
-    object: str
-    terms: tuple[str, ...]
-    layers: int
-    microbatches: int
-    participants: int
-
-    @property
-    def scopes(self) -> tuple[str, ...]:
-        """Where its instructions may bear a name from."""
-        return self.terms or (self.scope,)
-
-
-@dataclass
-class Seen:
-    """One array of one collective instruction, and whether a declared transfer was matched with it."""
-
-    key: Key
-    dtype: str
-    elements: int
-    scope: str
-    phase: str
-    argument: str
-    name: str
-    form: str
-    sliced: tuple[str, ...]
-    source: str
-    unpadded: int
-    taken: bool = field(default=False)
-
-    @property
-    def shown(self) -> str:
-        """The instruction as evidence."""
-        return f"{self.name} ({self.dtype} x {self.elements})"
-
-
-class Change(NamedTuple):
-    """One way in which a form differs from the declaration: which, its evidence, and its effect on a transfer.
-
-    `pieces` multiplies the instructions, `divided` divides their executions and multiplies the elements of each,
-    `fewer` only divides the executions.
-    """
-
-    name: str
-    kind: str = ""
-    dtype: str = ""
-    pieces: int = 1
-    divided: int = 1
-    fewer: int = 1
-
-
-Nearness = Callable[[Need, Seen], bool]
 
 
 class Transfers:
@@ -174,13 +111,13 @@ class Transfers:
     def _match(self) -> None:
         left = list(self.needs)
         # Of equal transfers those that bear the same name belong together, or a missing one would be sought elsewhere.
-        for near in (_same_place, _same_scope, _related, _anywhere):
+        for near in (same_place, same_scope, related, anywhere):
             left = [need for need in left if not self._take_exact(need, near)]
         left = self._joint(left)
         special = (self._take_ring, self._take_padded, self._take_axes, self._take_changed)
         left = [need for need in left if not any(take(need) for take in special)]
         # Equal arrays made once bear the name of one component of the layer.
-        left = [need for need in left if not self._take_changed(need, near=_same_group)]
+        left = [need for need in left if not self._take_changed(need, near=same_group)]
         for need in left:
             self._absent(need)
 
@@ -196,10 +133,10 @@ class Transfers:
             left.remove(need)
             left.remove(rest)
             for part in (need, rest):
-                self._add(part.key, "at once", -part.key.total, _shown(found, need))
+                self._add(part.key, "at once", -part.key.total, as_evidence(found, need))
             whole = need.key.total
-            self._add(found.key, "at once", whole, _shown(found, need))
-            self._add(found.key, "wider type", found.key.total - whole, _shown(found, need))
+            self._add(found.key, "at once", whole, as_evidence(found, need))
+            self._add(found.key, "wider type", found.key.total - whole, as_evidence(found, need))
         return left
 
     def _over_all(self, need: Need, rest: Need) -> Seen | None:
@@ -207,13 +144,13 @@ class Transfers:
         for seen in self.seen:
             same = not seen.taken and seen.key.kind == "all-reduce" and set(seen.key.axes.split(",")) == axes
             size = (seen.elements, seen.key.times) == (need.elements, need.key.times)
-            if same and size and seen.sliced and seen.dtype in (need.dtype, "fp32") and _related(need, seen):
+            if same and size and seen.sliced and seen.dtype in (need.dtype, "fp32") and related(need, seen):
                 return seen
         return None
 
     def _take_exact(self, need: Need, near: Nearness) -> bool:
         split = Change("one sum each", pieces=len(need.terms))
-        if len(need.terms) > 1 and self._find(need, (split,), _related):
+        if len(need.terms) > 1 and self._find(need, (split,), related):
             return False
         for seen in self.seen:
             if not seen.taken and seen.key == need.key and seen.dtype == need.dtype and near(need, seen):
@@ -226,7 +163,7 @@ class Transfers:
         for changes in sorted(
             self._ways(need), key=lambda way: ("one sum each" not in {c.name for c in way}, len(way))
         ):
-            found = self._find(need, changes, near or _related)
+            found = self._find(need, changes, near or related)
             if found:
                 for seen in found:
                     seen.taken = True
@@ -260,7 +197,7 @@ class Transfers:
 
     def _find(self, need: Need, changes: tuple[Change, ...], near: Nearness) -> list[Seen]:
         """Return the arrays of a changed form, all of them or none."""
-        key, dtype, elements = _changed(need, changes)
+        key, dtype, elements = changed(need, changes)
         pieces = 1
         for change in changes:
             pieces *= change.pieces
@@ -268,7 +205,7 @@ class Transfers:
         free = [
             s
             for s in self.seen
-            if not s.taken and s.key == key and s.dtype == dtype and s.elements == elements and _evidence(s, names)
+            if not s.taken and s.key == key and s.dtype == dtype and s.elements == elements and shows(s, names)
         ]
         if "one sum each" in names:
             found = []
@@ -278,16 +215,16 @@ class Transfers:
                     return []
                 found.append(match)
             return found
-        related = sorted((s for s in free if near(need, s)), key=lambda s: _likeness(need, s), reverse=True)
+        related = sorted((s for s in free if near(need, s)), key=lambda s: likeness(need, s), reverse=True)
         return related[:pieces] if len(related) >= pieces else []
 
     def _explain(self, need: Need, changes: tuple[Change, ...], found: list[Seen]) -> None:
         """Move the declared payload to the rows of what was found, change by change."""
-        evidence = "; ".join(dict.fromkeys(_shown(seen, need) for seen in found))
+        evidence = "; ".join(dict.fromkeys(as_evidence(seen, need) for seen in found))
         self._add(need.key, changes[0].name, -need.key.total, evidence)
         before = 0
         for index in range(len(changes)):
-            key, _, _ = _changed(need, changes[: index + 1])
+            key, _, _ = changed(need, changes[: index + 1])
             pieces = 1
             for change in changes[: index + 1]:
                 pieces *= change.pieces
@@ -307,7 +244,7 @@ class Transfers:
             s
             for s in self.seen
             if not s.taken and s.key.kind == "collective-permute" and s.key.axes == need.key.axes
-            if s.elements == shard and s.dtype == need.dtype and s.scope == need.scope and _same_pass(need, s)
+            if s.elements == shard and s.dtype == need.dtype and s.scope == need.scope and same_pass(need, s)
         ]
         times, rest = divmod(sum(s.key.times for s in passed), need.key.times)
         if rest or times not in (n - 1, n, n + 1):
@@ -326,16 +263,16 @@ class Transfers:
         """
         n, bits = need.participants, BITS[need.dtype]
         for wide in self.seen:
-            if wide.taken or wide.unpadded != need.elements or wide.dtype != need.dtype or not _related(need, wide):
+            if wide.taken or wide.unpadded != need.elements or wide.dtype != need.dtype or not related(need, wide):
                 continue
             if wide.key[:2] != need.key[:2] or wide.key.times != need.key.times or (wide.elements - need.elements) % n:
                 continue
             border = (wide.elements - need.elements) // n * (n - 1)
             key = Key("collective-permute", need.key.axes, border * bits // 8, need.key.times)
-            passed = [s for s in self.seen if not s.taken and s.key == key and _related(need, s)]
+            passed = [s for s in self.seen if not s.taken and s.key == key and related(need, s)]
             if not passed:
                 continue
-            other = max(passed, key=lambda s: _likeness(need, s))
+            other = max(passed, key=lambda s: likeness(need, s))
             evidence = f"{wide.shown} for {need.object} of {need.elements}, {other.shown} from the rank before"
             padded = payload_bytes(wide.elements, need.dtype) * need.key.times
             for moved, amount in ((need.key, -need.key.total), (wide.key, padded), (key, key.total)):
@@ -349,26 +286,27 @@ class Transfers:
         axes = need.key.axes.split(",")
         if need.key.kind != "all-reduce" or len(axes) < 2:
             return False
-        same = [
-            s
-            for s in self.seen
-            if not s.taken and (s.key.kind, s.key.payload, s.key.times) == ("all-reduce", *need.key[2:])
-            if s.dtype == need.dtype and s.key.axes and _related(need, s)
-        ]
-        for cut in range(1, len(axes)):
-            for first in combinations(axes, cut):
-                rest = ",".join(axis for axis in axes if axis not in first)
-                one = next((s for s in same if s.key.axes == ",".join(first)), None)
-                other = next((s for s in same if s.key.axes == rest), None)
-                if one is None or other is None:
-                    continue
-                evidence = f"{one.shown} over {one.key.axes}, {other.shown} over {rest}, for {need.object}"
-                self._add(need.key, "axis by axis", -need.key.total, evidence)
-                for seen in (one, other):
-                    seen.taken = True
-                    self._add(seen.key, "axis by axis", need.key.total, evidence)
+        for dtype in dict.fromkeys((need.dtype, "fp32")):
+            payload = payload_bytes(need.elements, dtype)
+            same = [
+                s
+                for s in self.seen
+                if not s.taken and (s.key.kind, s.key.payload, s.key.times) == ("all-reduce", payload, need.key.times)
+                if s.dtype == dtype and related(need, s)
+            ]
+            pair = axis_pair(axes, same)
+            if pair:
+                self._by_axis(need, pair)
                 return True
         return False
+
+    def _by_axis(self, need: Need, pair: tuple[Seen, Seen]) -> None:
+        evidence = ", ".join(f"{seen.shown} over {seen.key.axes}" for seen in pair) + f", for {need.object}"
+        self._add(need.key, "axis by axis", -need.key.total, evidence)
+        for seen in pair:
+            seen.taken = True
+            self._add(seen.key, "axis by axis", need.key.total, evidence)
+            self._add(seen.key, "wider type", seen.key.total - need.key.total, evidence)
 
     def _absent(self, need: Need) -> None:
         """Explain a transfer that is not there at all, where something shows why."""
@@ -519,67 +457,6 @@ def _explanation(change: str, amount: int, evidence: str) -> Explanation:
     raise KeyError(change)
 
 
-def _changed(need: Need, changes: tuple[Change, ...]) -> tuple[Key, str, int]:
-    """Return key, type and elements of one instruction of a changed form."""
-    kind, dtype, elements, times = need.key.kind, need.dtype, need.elements, need.key.times
-    for change in changes:
-        kind, dtype = change.kind or kind, change.dtype or dtype
-        if change.divided > 1:
-            elements, times = elements * change.divided, times // change.divided
-        times //= change.fewer
-    return Key(kind, need.key.axes, payload_bytes(elements, dtype), times), dtype, elements
-
-
-def _evidence(seen: Seen, names: set[str]) -> bool:
-    """Return whether an instruction shows what some changes claim of it."""
-    if "reduced whole" in names and not seen.sliced:
-        return False
-    return "gathered by a sum" not in names or "summing into zeros" in seen.form
-
-
-def _related(need: Need, seen: Seen) -> bool:
-    return any(_near(scope, seen.scope) for scope in need.scopes)
-
-
-def _same_place(need: Need, seen: Seen) -> bool:
-    return seen.scope in need.scopes and seen.phase == need.phase
-
-
-def _same_scope(need: Need, seen: Seen) -> bool:
-    return seen.scope in need.scopes
-
-
-def _anywhere(need: Need, seen: Seen) -> bool:
-    return True
-
-
-def _same_group(need: Need, seen: Seen) -> bool:
-    """Whether an instruction stands in the same group of layers."""
-    top = need.scope.split("/", 1)[0]
-    return top.startswith("group") and seen.scope.split("/", 1)[0] == top
-
-
-def _near(a: str, b: str) -> bool:
-    return a == b or a.startswith(b + "/") or b.startswith(a + "/") or not b
-
-
-def _likeness(need: Need, seen: Seen) -> tuple[bool, bool, bool]:
-    back = (need.phase in BACK) == (seen.phase in BACK)
-    return seen.scope in need.scopes, _related(need, seen), back
-
-
-def _same_pass(need: Need, seen: Seen) -> bool:
-    """Whether an instruction stands in the pass of a weight's gather, or in the backward pass of its gradient."""
-    if need.key.kind == "reduce-scatter":
-        return seen.phase == "backward"
-    return seen.phase == "forward" if need.phase == "forward" else seen.phase in BACK
-
-
-def _shown(seen: Seen, need: Need) -> str:
-    cut = f", of which {listed(seen.sliced)} keeps a part" if seen.sliced else ""
-    return f"{seen.shown} for {need.object}{cut}"
-
-
 def _whole(row: Mapping[str, Any]) -> dict[str, Any]:
     """A collective whose arrays are not listed, as one array."""
     return {
@@ -602,10 +479,3 @@ def folded(items: Iterable[Explanation]) -> tuple[Explanation, ...]:
         amounts[item.reason] = amounts.get(item.reason, 0) + item.amount
         evidence.setdefault(item.reason, {})[item.evidence] = None
     return tuple(Explanation(amount, reason, listed(evidence[reason])) for reason, amount in amounts.items())
-
-
-def listed(names: Iterable[str], most: int = 6) -> str:
-    """Return names in one line, the last ones only counted."""
-    found = list(names)
-    rest = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + rest
