@@ -28,6 +28,7 @@ COMMANDS = {
     "import": ("jaxcost.cli.catalogue", "A Hugging Face config.json to a manifest."),
     "estimate": ("jaxcost.cli.estimate", "All ledgers of one case."),
     "verify": ("jaxcost.cli.verify", "Predict, observe, reconcile."),
+    "plan": ("jaxcost.cli.plan", "What to keep under a budget of memory."),
     "compare": ("jaxcost.cli.compare", "Sharding specs side by side, predicted and compiled."),
     "reconcile": ("jaxcost.cli.reconcile", "A checkpoint's headers against the manifest."),
     "targets": ("jaxcost.cli.targets", "What can be compiled for, here."),

@@ -19,7 +19,10 @@ from jaxcost.observation.jaxpr import inside
 
 @dataclass(frozen=True)
 class Residual:
-    """One stacked array: made by `primitive` under `scope`, or the layer's input (`input`). `name` is a policy's."""
+    """One stacked array: made by `primitive` under `scope`, or the layer's input (`input`).
+
+    `name` is a policy's; `host` says whether it rests in host memory until the backward pass.
+    """
 
     scope: str
     primitive: str
@@ -28,6 +31,7 @@ class Residual:
     shape: tuple[int, ...]
     dtype: str
     bytes: int
+    host: bool
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -74,6 +78,8 @@ def _made(jaxpr: Any, var: Any, above: str) -> tuple[str, str, str]:
             if made is not var:
                 continue
             stack, primitive = _stack(eqn, above), eqn.primitive.name
+            if primitive == "device_put":  # to the host: the array is what was sent there
+                return _made(jaxpr, eqn.invars[position], above)
             bodies = [inner for _, inner in inside(eqn)]
             if len(bodies) == 1 and primitive != "scan" and position < len(bodies[0].outvars):
                 return _made(bodies[0], bodies[0].outvars[position], stack)
@@ -86,4 +92,5 @@ def _residual(made: tuple[str, str, str], var: Any, layers: int, scopes: frozens
     aval = var.aval
     size = prod(aval.shape) * aval.dtype.itemsize
     where = place(stack, scopes, primitive=False).scope
-    return Residual(where, primitive, name, layers, tuple(aval.shape), str(aval.dtype), size)
+    host = "host" in str(getattr(aval, "memory_space", "")).lower()
+    return Residual(where, primitive, name, layers, tuple(aval.shape), str(aval.dtype), size, host)

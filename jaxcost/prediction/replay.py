@@ -148,14 +148,15 @@ def declared(program: Program, remat: str | None = None) -> tuple[Op, ...]:
     return tuple(op for op in program.ops if policy(program, op) and (whole or op.segment in differentiated))
 
 
-def walk(program: Program, remat: str | None = None) -> Walk:
-    """Walk back from what backward needs under a policy (default: the case's).
+def walk(program: Program, remat: str | None = None, policy: Policy | None = None) -> Walk:
+    """Walk back from what backward needs under a policy: by its name, itself, or by default the case's.
 
     A checkpoint drops what is inside it and keeps what leaves it: a tensor needed outside of the layer that makes it is
     saved, of the last layer only. With `everything` the whole forward pass is one checkpoint.
     """
     remat = remat or program.case.execution.remat
-    policy, whole = POLICIES[remat], remat == "everything"
+    whole = policy is None and remat == "everything"
+    policy = policy or POLICIES[remat]
     saved: dict[tuple[str, str], Saved] = {}
     useful: set[int] = set()
     kernel: set[int] = set()

@@ -20,26 +20,24 @@ from jaxcost.prediction.replay import saveable_name
 from jaxcost.prediction.rows import Row as Declared
 from jaxcost.reconciliation.rows import Explanation, Row
 
-COUNTER = "saved_bytes"
+COUNTER, OFFLOADED = "saved_bytes", "offloaded_saved_bytes"
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "int32": "int32", "uint8": "uint8", "bool": "bool"}
 _NORMS = ("attn_norm", "mlp_norm", "attn_post_norm", "mlp_post_norm", "q_norm", "k_norm")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate", "up", "down")
-# The component an array stands in, and what JAX's derivative keeps there beside the declared tensors.
+# Components inside which JAX's derivative keeps arrays of its own beside the declared tensors.
 _INTERIORS = {
-    **dict.fromkeys(_NORMS, "the interior of a norm, in fp32"),
-    "activation": "factors of an activation's derivative",
-    "softmax": "the interior of a softmax",
-    "softcap": "the factor of a soft cap's derivative",
-    "rotary": "factors of a rotation",
+    **dict.fromkeys(_NORMS, "norm"),
+    **{name: name for name in ("activation", "softmax", "softcap", "rotary")},
 }
-WEIGHTS = "weights as they are multiplied, in the compute type"
 UNCAST = "a product kept as it comes, in fp32, before it is scaled and cast"
-RESHAPED = "heads joined for the output projection, beside the same values with heads apart"
 OTHER_FORM = "kept in the form that its reader's derivative asks for, and not as declared"
 
 
 def residual_rows(prediction: Prediction, seen: Observed) -> list[Row]:
-    """Return the row of saved bytes in training, nothing where the observation has no list of residuals."""
+    """Return the row of saved bytes in training, and of those that rest in host memory where the policy offloads.
+
+    Nothing where the observation has no list of residuals.
+    """
     section = seen.data["jaxpr"] or {}
     if prediction.case.workload.phase != "training" or "residuals" not in section:
         return []
@@ -58,7 +56,12 @@ def residual_rows(prediction: Prediction, seen: Observed) -> list[Row]:
     told = " ".join(item.evidence for item in explanations)
     absent = [row.object for row in missing if f"{row.object}:" not in told]
     reason = f"kept and recognised by no rule: {unknown}; declared and not found: {absent}" if left else ""
-    return [Row(COUNTER, "", "forward", "bytes", total, found, explanations, reason)]
+    rows = [Row(COUNTER, "", "forward", "bytes", total, found, explanations, reason)]
+    if prediction.case.execution.remat == "save_and_offload_only_these_names":
+        names = prediction.case.execution.remat_names
+        away = sum(int(row.value) for row in declared if saveable_name(prediction.program, row.object) in names)
+        rows.append(Row(OFFLOADED, "", "forward", "bytes", away, sum(int(i["bytes"]) for i in kept if i.get("host"))))
+    return rows
 
 
 def _not_comparable(prediction: Prediction) -> str:
@@ -115,31 +118,36 @@ def _same(program: Program, row: Declared, item: Mapping[str, Any], batch: int) 
 
 
 def _rule(program: Program, item: Mapping[str, Any]) -> str:
-    """Return the rule that recognises a residual, or nothing: a policy keeps what it says, and no interiors."""
+    """Return the kind of a residual that is recognised, or nothing: a policy keeps what it says, and no interiors."""
     component = _component(item["scope"])
     if program.case.execution.remat not in ("none", "everything_saveable") or item["name"]:
         return ""
     if component == "attn" and item["primitive"] == "reshape":
-        return RESHAPED
+        return "reshape"
     if component in _INTERIORS:
         return _INTERIORS[component]
     if component in _PROJECTIONS and item["primitive"] == "convert_element_type":
         weight = program.tensors.get(f"{item['scope']}/weight")
         if weight is not None and program.elements(weight) * item["layers"] == prod(item["shape"]):
-            return WEIGHTS
+            return "weight"
     return ""
 
 
 def _explained(
     program: Program, missing: Iterable[Declared], extra: Sequence[Mapping[str, Any]]
 ) -> Iterator[Explanation]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for item in extra:
-        rule = _rule(program, item)
-        if rule:
-            found.setdefault(rule, []).append(item)
-    for rule, items in found.items():
-        yield Explanation(sum(int(item["bytes"]) for item in items), rule, ", ".join(map(_text, items)))
+    for kind, reason in (
+        ("norm", "the interior of a norm, in fp32"),
+        ("activation", "factors of an activation's derivative"),
+        ("softmax", "the interior of a softmax"),
+        ("softcap", "the factor of a soft cap's derivative"),
+        ("rotary", "factors of a rotation"),
+        ("weight", "weights as they are multiplied, in the compute type"),
+        ("reshape", "heads joined for the output projection, beside the same values with heads apart"),
+    ):
+        items = [item for item in extra if _rule(program, item) == kind]
+        if items:
+            yield Explanation(sum(int(item["bytes"]) for item in items), reason, ", ".join(map(_text, items)))
     for row in missing:
         readers = {op.scope for op in program.ops if row.object in op.needs and _component(op.scope) in _INTERIORS}
         forms = [item for item in extra if item["scope"] in readers and prod(item["shape"]) == _elements(row)]

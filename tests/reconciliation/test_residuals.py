@@ -9,7 +9,7 @@ import pytest
 from jaxcost.observation.residuals import saved_residuals
 from jaxcost.observation.sections import known_scopes
 from jaxcost.prediction.ledgers import predict
-from jaxcost.reconciliation.residuals import OTHER_FORM, UNCAST, WEIGHTS, residual_rows
+from jaxcost.reconciliation.residuals import OTHER_FORM, UNCAST, residual_rows
 from jaxcost.reference import make_step
 from tests.reference.small import ARCHITECTURES, make_case
 
@@ -56,7 +56,7 @@ def test_what_derivatives_keep_beside_is_told_by_rule(name, options):
     row = row_of(case, found)
     assert row.status == "explained"
     reasons = {item.reason for item in row.explanations}
-    assert reasons == {UNCAST} if options.get("remat") else {WEIGHTS, OTHER_FORM} <= reasons
+    assert reasons == {UNCAST} if options.get("remat") else {"the interior of a norm, in fp32", OTHER_FORM} <= reasons
     # An array in no known place, and a declared one that is gone.
     stranger = {**found[0], "scope": "group0/mlp/down", "primitive": "tanh", "name": ""}
     assert row_of(case, [*found, stranger]).status == "open"
@@ -66,6 +66,20 @@ def test_what_derivatives_keep_beside_is_told_by_rule(name, options):
         if (item["scope"] == "group0/mlp/up" if options.get("remat") else item["name"] == "activation")
     )
     assert row_of(case, [item for item in found if item is not inner]).status == "open"
+
+
+def test_offloaded_tensors_rest_on_the_host():
+    options = {"remat": "save_and_offload_only_these_names", "remat_names": ["q_proj", "up"]}
+    case = case_of("llama", options)
+    found = kept(case)
+    assert sorted(item["scope"] for item in found if item["host"]) == ["group0/attn/q_proj", "group0/mlp/up"]
+
+    def statuses(items):
+        seen = SimpleNamespace(data={"jaxpr": {"residuals": items}})
+        return [row.status for row in residual_rows(predict(case), seen)]
+
+    assert statuses(found) == ["exact", "exact"]
+    assert statuses([{**item, "host": False} for item in found]) == ["exact", "open"]
 
 
 def test_lists_of_other_programs_are_not_compared():
