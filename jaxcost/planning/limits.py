@@ -6,12 +6,13 @@ JAX preallocates 0.75 of a GPU's memory unless told otherwise; 0.95 is about wha
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from jaxcost.contracts.errors import reject
-from jaxcost.observation.targets import Target, parse_target
+from jaxcost.observation.targets import LARGEST_DEVICE_COUNT, Target, parse_target
 
 FRACTIONS = ("0.75", "0.95")
 GPUS_PER_NODE = 8
@@ -46,11 +47,11 @@ def fraction_labels(fractions: Sequence[str | float]) -> tuple[str, ...]:
     labels: dict[str, None] = {}
     for value in fractions or FRACTIONS:
         text = str(value).strip()
-        try:
-            number = Fraction(text)
+        try:  # an exponent of many digits would be written out in full
+            number = Fraction(text) if len(text) <= 20 and not re.search(r"e[+-]?[\d_]{4}", text, re.I) else Fraction(0)
         except (ValueError, ZeroDivisionError):
             number = Fraction(0)
-        if not 0 < number <= 1 or len(text) > 20:
+        if not 0 < number <= 1:
             raise reject("--fraction", text, "must be a number above 0 and at most 1", "write for example 0.9")
         labels[text] = None
     return tuple(labels)
@@ -67,7 +68,10 @@ def fill_target(text: str, devices: int) -> str:
     if ":" in text or not text:
         return text
     smallest = parse_target(text)
-    chip = smallest.chip
+    chip, largest = smallest.chip, LARGEST_DEVICE_COUNT[smallest.family]
+    if devices > largest:  # also before the tori of so many are looked for
+        rule = f"the mesh has {devices} devices; {chip} makes at most {largest}"
+        raise reject("--target", text, rule, "choose a smaller mesh")
     if smallest.family != "tpu":
         if smallest.family == "cpu" or devices <= GPUS_PER_NODE:
             return f"{chip}:{devices}"

@@ -67,9 +67,14 @@ def test_what_cannot_be_compared_is_rejected_all_together() -> None:
     for devices, target in ((12, "h100"), (3, "tpu-7x")):
         with pytest.raises(RejectedError, match="no whole number"):
             fill_target(target, devices)
+    for devices, target in ((281_474_976_710_597, "tpu-v5p"), (100_000, "h100")):
+        with pytest.raises(RejectedError, match="makes at most"):
+            fill_target(target, devices)
 
 
-@pytest.mark.parametrize("value", ["0", "1.5", "-0.5", "nan", "x", "1/0", "0." + "1" * 30])
+@pytest.mark.parametrize(
+    "value", ["0", "1.5", "-0.5", "nan", "x", "1/0", "0." + "1" * 30, "1e-4000000000", "1e-9_9_9_9_9_9"]
+)
 def test_a_fraction_is_a_share(value: str) -> None:
     with pytest.raises(RejectedError, match="above 0 and at most 1"):
         fraction_labels([value])
