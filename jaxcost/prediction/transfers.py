@@ -158,6 +158,8 @@ class _Fold:
             yield from self._loss(op, phase)
         elif isinstance(op, Primitive) and op.kind in NORMS:
             yield from self._statistics(op, phase)
+        elif isinstance(op, Primitive) and op.kind == "select_rows":
+            yield from self._last_rows(op, phase)
 
     def _reduced(
         self, over: tuple[str, ...], name: str, op: Op, phase: str, dtype: str, scope: str, terms: tuple[str, ...] = ()
@@ -515,6 +517,17 @@ class _Fold:
             yield Transfer("reduce-scatter", ("fsdp",), *common, elements, *ends)
             elements = ceil_div(elements, self.program.case.execution.degree("fsdp"))
         yield from self._summed(self.present("data"), table, common, elements, ends)
+
+    def _last_rows(self, op: Primitive, phase: str) -> Iterator[Transfer]:
+        """The rows that get logits lie on the last ranks; the others add zeros to them, and all have them."""
+        over = self.present("context", *(["tensor"] if self.sequence else []))
+        if over:
+            tensor = self.program.tensors[op.outputs[0]]
+            elements = self.count(tensor.axes, None)
+            yield Transfer(
+                "all-reduce", over, tensor.name, op.scope, phase, tensor.dtype, elements, self.layers(op), self.micro,
+                "the last rank", op.scope,
+            )  # fmt: skip
 
     def _loss(self, op: Primitive, phase: str) -> Iterator[Transfer]:
         """Cross entropy over a split vocabulary: the row's maximum, its sum of exponentials, the label's logit.
