@@ -20,7 +20,7 @@ TRAINING = {
         {"sequence_parallel": True},
     ),
     "post norms": ("gemma", {"data": 2, "context": 2, "tensor": 2}, {}, {"sequence_parallel": True}),
-    "ring": ("llama", {"data": 2, "context": 4}, BLOCKS | {"remat": "block"}, {"context_method": "ring"}),
+    "ring": ("llama", {"data": 2, "context": 4}, BLOCKS, {"context_method": "ring"}),
 }  # fmt: skip
 
 
