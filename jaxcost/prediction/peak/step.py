@@ -240,11 +240,20 @@ class Step:
         plain = self.program.case.execution.remat == "none"
         return not self.single or (self.casts and not plain and self.gradient_stacks > self.logits)
 
+    @cached_property
+    def pressed(self) -> bool:
+        """Whether what must be held exceeds what the scheduler may use, so that it makes nothing before its time."""
+        limit = int(self.policy.rule("scheduler-limit").value)
+        held = sum(item.bytes.expected for item in (*self.resident(), *self.saved(), *self.scores_copy()))
+        return held + self.logits > limit
+
     def early_gradients(self, rule: str) -> list[Held]:
         """Return the gradient stacks that are zeroed before the backward loop, as a rule says of a moment."""
         found = self.policy.rule(rule)
         whole = self.gradient_stacks
         expected = whole * int(found.value) if self.early else 0
+        if not self.single and self.casts and self.pressed:
+            expected = 0
         span = Span(min(whole * found.low, expected), expected, max(whole * found.high, expected))
         return [Held("gradient", "stacks of the layers", "group0", span, rule)]
 

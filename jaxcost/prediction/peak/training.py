@@ -42,6 +42,8 @@ def moments(program: Program, policy: Policy) -> list[Moment] | Unpredicted:
     if run.layers == "unrolled":
         if run.fsdp.reshard is False:
             return Unpredicted("no development case keeps gathered weights")
+        if run.degree("tensor") > 1 and step.replays:
+            return Unpredicted("unrolled layers, recomputed over tensor, held up to half more than any rule names")
         return unrolled.moments(step)
     return [
         _forward(step),
@@ -82,13 +84,18 @@ def _loss(step: Step) -> list[Moment]:
     used = Span.exact(step.head.used_bytes(step.compute))
     found = []
     if step.scores_copy():
-        own = "none-copy-logits-tensor" if step.devices == step.tensor > 1 else "none-copy-logits"
-        held = [*base, *step.scores_copy(), step.held("logits", "head/out", own, step.logits, "head"), stream]
-        if step.fsdp == 1 and not step.single and (step.devices > step.tensor or step.late):
+        held = [*base, *step.scores_copy(), stream]
+        if step.pressed:
+            logits_then = step.if_late(step.logits)
+            held.append(Held("logits", "head/out", "head", logits_then, step.lateness.id))
+        else:
+            held.append(step.held("logits", "head/out", "none-copy-logits", step.logits, "head"))
+        if not step.single:
             held += step.early_gradients("none-copy-gradients")
-        if step.devices > step.tensor:
-            held.append(step.held("attention", "mask", "none-copy-mask", step.scores("bool")))
-            held.append(step.held("gathered_weight", "head", "none-copy-head", step.head.used_bytes(step.compute)))
+            rule = "none-copy-head-pressed" if step.pressed else "none-copy-head"
+            held.append(step.held("gathered_weight", "head", rule, step.head.used_bytes(step.compute)))
+        rule = "none-copy-mask" if step.devices > step.tensor else "none-copy-mask-tensor"
+        held.append(step.held("attention", "mask", rule, step.scores("bool")))
         found.append(Moment("scores copied", "loss", tuple(held)))
     if step.fsdp > 1 and step.casts:
         gathered = (
@@ -114,11 +121,13 @@ def _loss(step: Step) -> list[Moment]:
         size = step.head.used_bytes(step.compute) + step.head.used_bytes(step.gradient)
         held.append(step.held("gradient", "head, as multiplied and cast", "head-copies", size, "head"))
     found.append(Moment("loss, input gradient", "loss", tuple(held)))
-    held = [*base, *step.gradients(), *step.embedding_gradient(), logits, *reduced]
+    kept = Held("logits", "head/out", "head", step.if_late(step.logits), step.lateness.id)
+    held = [*base, *step.gradients(), *step.embedding_gradient(), kept, *reduced]
     held.append(step.held("workspace", "final norm, its gradient, stream gradient", "start-stream", step.stream))
     found.append(Moment("loss, before the backward loop", "loss", tuple(held)))
     share = step.if_late(0, step.head_product)
-    product = [*base, *step.gradients(), *step.embedding_gradient(), logits, stream, *reduced]
+    early = step.early_gradients("product-gradients")
+    product = [*base, *early, *step.embedding_gradient(), logits, stream, *reduced]
     product.append(Held("gradient", "head, unreduced", "head", share, step.lateness.id))
     found.append(Moment("loss, weight gradient", "loss", tuple(product)))
     return found
