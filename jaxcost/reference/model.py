@@ -217,8 +217,9 @@ class Embedding(eqx.Module):
         with jax.named_scope("tokens"):
             ids = run.layout.pin(tokens, "bs", LOOKED_UP)
             table = run.layout.pin(self.tokens.weight, "v" + width, STORED_WEIGHT)
-            x = run.layout.pin(jnp.take(table, ids, axis=0, mode="clip"), "bs" + width, LOOKED_UP)
-            return run.layout.pin(x.astype(run.compute), "bid" if width == "d" else "bsw")
+            axes = "bid" if width == "d" else "bsw"
+            x = run.layout.pin(jnp.take(table, ids, axis=0, mode="clip"), axes, LOOKED_UP)
+            return run.layout.pin(x.astype(run.compute), axes)
 
 
 class Head(eqx.Module):

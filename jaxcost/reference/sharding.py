@@ -37,9 +37,8 @@ SPLIT: Rules = {"h": RANKS, "k": ("tensor",), "j": RANKS, "f": RANKS, "v": RANKS
 STORED_WEIGHT: Rules = {"d": ("fsdp",), **SPLIT}
 USED_WEIGHT: Rules = SPLIT
 ACTIVATION: Rules = {"b": BATCH, "s": ("context",), "i": ("context",), **SPLIT}
-SEQUENCE_PARALLEL: Rules = {**ACTIVATION, "i": ("context", *RANKS)}
 # A lookup moves tokens, not the table: the table keeps its hidden shards, so only `data` splits the looked-up rows.
-LOOKED_UP: Rules = {"b": ("data",), "s": ("context",), "d": ("fsdp",)}
+LOOKED_UP: Rules = {"b": ("data",), "s": ("context",), "i": ("context",), "d": ("fsdp",)}
 
 
 def make_mesh(case: Case, devices: Sequence[Any]) -> Mesh:
@@ -93,8 +92,8 @@ class Layout:
     def spec(self, axes: Sequence[str], rules: Rules) -> PartitionSpec:
         """Return the partition spec of a tensor with named `axes` on this mesh."""
         names = self.axes
-        if self.sequence_parallel and rules is ACTIVATION:
-            rules = SEQUENCE_PARALLEL
+        if self.sequence_parallel and "i" in rules:
+            rules = {**rules, "i": ("context", *RANKS)}
         entries: list[str | tuple[str, ...] | None] = []
         for axis in axes:
             held = tuple(name for name in rules.get(axis, ()) if name in names)
