@@ -89,6 +89,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, group in groups:
+        if not group:
+            continue
         seen = [item for item in group if "error" in item]
         if not seen:
             out.append(f"| {name} | {len(group)} | 0 | | | | | | | |")
