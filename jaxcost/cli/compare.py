@@ -15,7 +15,7 @@ from jaxcost.cli.options import WHOLE, given, output_options, repeated_case_opti
 from jaxcost.cli.output import check_writable, document, print_json, write_file
 from jaxcost.contracts.case import OPTION_NAMES
 from jaxcost.contracts.errors import Problem, RejectedError, reject
-from jaxcost.contracts.execution import mesh_axes
+from jaxcost.contracts.execution import Execution, mesh_axes
 
 LISTS = ("remat_names", "offload", "pipeline_layers", "frozen")
 YES_NO = {"yes": True, "true": True, "no": False, "false": False}
@@ -123,7 +123,7 @@ def _asked(
         fixed, meshes, products = _combinations(parameters)
         inherited = options.pop("mesh", ())
         options |= fixed
-        for mesh in meshes or [_sizes(mesh_axes(inherited))]:
+        for mesh in meshes or [_inherited(inherited)]:
             specs += [(mesh, {**chosen, **policy}) for chosen in products for policy in policies]
     except RejectedError as error:
         problems.extend(error.problems)
@@ -169,6 +169,17 @@ def _combinations(
         raise RejectedError(problems)
     products = [dict(zip(repeated, chosen, strict=True)) for chosen in itertools.product(*repeated.values())]
     return fixed, meshes, products
+
+
+def _inherited(mesh: object) -> dict[str, int]:
+    """Return the mesh of a case file as axis to size.
+
+    Raises:
+        RejectedError: it is no table of axes and sizes.
+    """
+    if isinstance(mesh, str):
+        raise reject("mesh", mesh, "must be a table of axes and their sizes", "write {fsdp = 8} in the case file")
+    return Execution.from_data({"mesh": mesh_axes(mesh)}, "execution").mesh_sizes
 
 
 def _sizes(axes: Any) -> dict[str, int]:

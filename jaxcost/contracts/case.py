@@ -106,10 +106,12 @@ class Case(Record):
         yield from self._tensor_problems()
         yield from self._pipeline_problems()
         yield from self._remat_problems()
-        roles = {"parameter", "gradient"} | {"master" for item in self.state.objects if item.role == "master"}
+        kept: set[str] = {item.role for item in self.state.objects}
+        roles = kept & {"parameter", "gradient", "master"}
+        roles |= {"optimizer"} if kept - {"parameter", "gradient", "gradient_copy", "master"} else set()
         for role in run.offload:
-            if role not in roles | {"optimizer"} or (work.phase != "training" and role != "parameter"):
-                rule = f"the state of phase {work.phase} and precision {self.state.name} has no such object"
+            if role not in roles or (work.phase != "training" and role != "parameter"):
+                rule = f"the state of {work.phase}, {self.state.name} and {self.state.optimizer} has no such object"
                 yield Problem("execution.offload", role, rule, "leave it out")
 
     def _row_problems(self) -> Iterable[Problem]:

@@ -70,6 +70,15 @@ def test_no_mesh_is_the_mesh_of_the_case_file(tmp_path: Path, capsys: pytest.Cap
     assert [(item["mesh"], item["options"]["remat"]) for item in found] == [("fsdp=2", "none"), ("fsdp=2", "block")]
 
 
+@pytest.mark.parametrize("mesh", ['"fsdp=2"', "8", "[8]", '[{name = "fsdp"}]', "{fsdp = {}}"])
+def test_a_case_file_whose_mesh_is_no_table_is_rejected(
+    mesh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "case.toml").write_text(f'model = "toy-tied"\nphase = "training"\nseq = 16\nbatch = 4\nmesh = {mesh}\n')
+    assert main(["compare", "--case", str(tmp_path / "case.toml"), *ALONE]) == 2
+    assert "mesh" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

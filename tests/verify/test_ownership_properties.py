@@ -42,7 +42,8 @@ def spread(draw: st.DrawFn) -> Case:
         options["reshard"] = draw(st.booleans())
         options["prefetch"] = draw(st.integers(0, 2))
     options["gradient_sync"] = draw(st.sampled_from(("every_microbatch", "last_microbatch")))
-    options["offload"] = draw(st.lists(st.sampled_from(("parameter", "gradient", "optimizer")), unique=True))
+    stateful = ("optimizer",) if case.state.optimizer != "sgd" else ()
+    options["offload"] = draw(st.lists(st.sampled_from(("parameter", "gradient", *stateful)), unique=True))
     return variant(case, mesh=mesh, **options)
 
 
