@@ -175,13 +175,17 @@ def gathered_at_once(program: Program, rank: Rank, prefetch: int | None = None) 
 
 
 def gather_sweeps(program: Program) -> int:
-    """Return how often a step gathers every group: once for each forward pass, with resharding for each backward."""
+    """Return how often a step gathers every group: once for each forward pass, with resharding for each backward.
+
+    A whole second forward pass (remat `everything`) gathers once more, as its weights were dropped before it.
+    """
     case = program.case
     if not gathers(program):
         return 0
     if case.workload.phase != "training":
         return 1
-    return case.workload.accumulate * (2 if case.execution.fsdp.reshard else 1)
+    run = case.execution
+    return case.workload.accumulate * (1 + run.fsdp.reshard + (run.remat == "everything"))
 
 
 def group_totals(program: Program, rank: Rank) -> dict[str, Any]:

@@ -184,6 +184,10 @@ def test_prefetched_groups_stand_beside_the_current_one() -> None:
     assert groups.gathered_at_once(root, stages.ranks(root)[0]) == remainder + 32 * block
     kept = owned(RUNNING, **options, fsdp_group="block", reshard=False)["fsdp"]
     assert (kept["gathered_at_once_bytes"], kept["gather_sweeps"]) == (remainder + 32 * block, 1)
+    sweeps = {
+        remat: owned(RUNNING, **options, remat=remat)["fsdp"]["gather_sweeps"] for remat in ("block", "everything")
+    }
+    assert sweeps == {"block": 2, "everything": 3}
     assert owned(RUNNING, **options)["fsdp"]["gathered_at_once_bytes"] == 2 * 128_256 * 4096
     assert rank.layers(0) == 32
 
@@ -271,6 +275,13 @@ def test_offloaded_state_moves_once_each_way_and_leaves_the_device() -> None:
     argument = predict(case(TINY, "training", seq=16, **options, offload=["optimizer"]))
     plain = predict(case(TINY, "training", seq=16, **options))
     assert plain.value("device.argument_bytes") - argument.value("device.argument_bytes") == moments
+
+
+def test_state_that_an_optimizer_does_not_keep_cannot_rest_on_the_host() -> None:
+    case(TINY, "training", seq=16, offload=["optimizer"], optimizer="momentum")
+    for options in ({"offload": ["optimizer"], "optimizer": "sgd"}, {"offload": ["master"], "precision": "bf16"}):
+        with pytest.raises(RejectedError, match="has no such object"):
+            case(TINY, "training", seq=16, **options)
 
 
 def test_serving_reads_offloaded_parameters_once() -> None:
