@@ -185,6 +185,21 @@ def boundary_bytes(program: Program) -> Any:
     return payload_bytes(program.device_elements(stream), stream.dtype)
 
 
+def route(case: Case) -> tuple[int, ...]:
+    """Return the ranks that a microbatch visits on its way forward, no two in a row the same.
+
+    It runs through the stages in order, empty ones between others included. An embedding behind the first layers hands
+    its rows back to them, and a head before the last layers takes theirs.
+    """
+    plan, size = case.execution.pipeline, case.execution.degree("pipeline")
+    count = size * plan.virtual
+    embedding, head = plan.embedding_stage % count, plan.head_stage % count
+    holding = [stage for stage, layers in enumerate(plan.layers or (1,) * count) if layers]
+    path = [embedding, *range(min(embedding, holding[0]), max(head, holding[-1]) + 1), head]
+    visited = [stage % size for stage in path]
+    return tuple(rank for rank, before in zip(visited, [None, *visited], strict=False) if rank != before)
+
+
 def boundaries(case: Case) -> int:
-    """Return how many times a microbatch crosses from one rank to the next on its way forward."""
-    return case.execution.degree("pipeline") * case.execution.pipeline.virtual - 1
+    """Return how many times a microbatch crosses from one rank to another on its way forward."""
+    return len(route(case)) - 1

@@ -14,7 +14,7 @@ from jaxcost.prediction.domain import ceil_div
 from jaxcost.prediction.groups import fsdp_groups
 from jaxcost.prediction.program import Contraction, Lookup, Op, Primitive, Program, Tensor
 from jaxcost.prediction.replay import walk
-from jaxcost.prediction.stages import Rank, ranks, share
+from jaxcost.prediction.stages import Rank, ranks, route, share
 
 SPLIT_BY = {"b": ("data", "fsdp"), "s": ("context",), "h": ("tensor",), "f": ("tensor",), "v": ("tensor",)}
 NORMS = ("rms_norm", "layer_norm")
@@ -556,12 +556,11 @@ class _Fold:
         over = self.present("pipeline")
         if not over:
             return
-        program, run = self.program, self.program.case.execution
+        program = self.program
         stream = program.tensors["group0/in"]
         elements = program.device_elements(stream, self.sizes)
-        last = run.degree("pipeline") * run.pipeline.virtual - 1
-        forward = sum(stage[0] != last for stage in self.rank.stages)
-        backward = sum(stage[0] != 0 for stage in self.rank.stages)
+        path = route(program.case)
+        forward, backward = path[:-1].count(self.rank.number), path[1:].count(self.rank.number)
         for phase, times, name in (("forward", forward, stream.name), ("backward", backward, f"d {stream.name}")):
             if times and (phase == "forward" or self.training):
                 yield Transfer(
@@ -575,7 +574,7 @@ class _Fold:
             if table.trainable:
                 gradient = program.case.state.object("gradient")
                 held = self.count(table.axes, None)
-                held = ceil_div(held, run.degree("fsdp")) if "d" in table.axes.split() else held
+                held = ceil_div(held, program.case.execution.degree("fsdp")) if "d" in table.axes.split() else held
                 yield Transfer(
                     "all-reduce", over, f"d {table.name}", "embed/tokens", "backward",
                     gradient.dtype if gradient else table.dtype, held, 1, 1, "first and last stage", "optimizer",

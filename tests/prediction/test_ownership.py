@@ -17,6 +17,7 @@ from jaxcost.prediction import program as build
 from jaxcost.prediction.ownership import ownership
 from jaxcost.prediction.parameters import parameters
 from jaxcost.prediction.state import state
+from jaxcost.prediction.transfers import transfers
 from tests.prediction.cases import RUNNING, case
 
 GIB = 2**30
@@ -162,6 +163,27 @@ def test_bubble_is_the_papers() -> None:
     options: dict[str, Any] = {"pipeline_schedule": "interleaved", "pipeline_virtual": 2}
     run = built({**TINY, "L": 8}, batch=16, accumulate=16, mesh={"pipeline": 4}, **options).case
     assert stages.bubble(run) == (Fraction(3, 32), Fraction(3, 35))
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({}, (0, 1, 2, 3)),
+        ({"embedding_stage": 3, "head_stage": 0}, (3, 0, 1, 2, 3, 0)),
+        ({"head_stage": 0}, (0, 1, 2, 3, 0)),
+        ({"pipeline_layers": [0, 4, 4, 0]}, (0, 1, 2, 3)),
+        ({"pipeline_layers": [0, 4, 4, 0], "embedding_stage": 1, "head_stage": 2}, (1, 2)),
+        ({"pipeline_schedule": "interleaved", "pipeline_virtual": 2}, (0, 1, 2, 3, 0, 1, 2, 3)),
+    ],
+)
+def test_a_microbatch_goes_where_embedding_layers_and_head_stand(
+    options: dict[str, Any], path: tuple[int, ...]
+) -> None:
+    run = built(TINY, batch=4, accumulate=4, mesh={"pipeline": 4}, **options)
+    assert stages.route(run.case) == path
+    sends = [transfers(run, rank) for rank in stages.ranks(run)]
+    times = [item.layers for each in sends for item in each if item.kind == "collective-permute"]
+    assert sum(times) == 2 * (len(path) - 1) == 2 * stages.boundaries(run.case)
 
 
 def test_saved_activations_are_multiplied_by_what_is_in_flight_on_their_rank() -> None:
