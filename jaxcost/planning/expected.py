@@ -11,6 +11,7 @@ from typing import Any
 from jaxcost.observation.observe import target_for
 from jaxcost.observation.targets import Target
 from jaxcost.planning.limits import FRACTIONS, fill_target, interval_within, limit_bytes
+from jaxcost.prediction.collectives import collectives
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.prediction.peak import Unpredicted, predict_peak
 from jaxcost.prediction.rematerialisation import onset
@@ -78,4 +79,24 @@ def expected_fit(prediction: Prediction, text: str, fractions: Sequence[str] = F
         "policy": peak.get("policy"),
         "fits": {fraction: interval_within(peak, limit) for fraction, limit in limits.items()},
         "rematerialises": predicted_onset(prediction, target, peak),
+        "sends": expected_sends(prediction, target),
     }
+
+
+def expected_sends(prediction: Prediction, target: Target) -> dict[str, Any]:
+    """Return what one device sends in a step inside its node (or slice) and between them, level by level.
+
+    Both are None with a `reason` where collectives are not predicted, or where a group lies unevenly on the nodes.
+    """
+    islands = max(target.node_count, target.slice_count)
+    each = target.device_count // islands
+    found = {"devices_per_node": each, "inside_bytes": None, "between_bytes": None}
+    ledger = collectives(prediction.program, each)
+    if ledger.totals["payload_bytes"] is None:
+        return found | {"reason": ledger.reasons["payload_bytes"]}
+    uneven = [row.object for row in ledger.rows if row.fields["inside_send_bytes"] is None]
+    if uneven:
+        return found | {"reason": f"the groups of {uneven[0]} lie unevenly on nodes of {each} devices"}
+    for name in ("inside", "between"):
+        found[f"{name}_bytes"] = sum(row.fields[f"{name}_send_bytes"] * row.fields["times"] for row in ledger.rows)
+    return found

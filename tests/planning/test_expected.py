@@ -86,3 +86,22 @@ def test_estimate_says_whether_it_fits_and_imports_no_jax(run_jaxcost: Callable[
         "print([name for name in sys.modules if name.split('.')[0] in ('jax', 'jaxlib')])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_sends_are_told_apart_by_nodes() -> None:
+    def sends(prediction: Prediction, target: str) -> dict[str, Any]:
+        found: dict[str, Any] = expected_fit(prediction, target)["sends"]
+        return found
+
+    whole = eight(fsdp=8)
+    ring = whole.ledgers["collectives"].totals["ring_send_bytes"]
+    assert sends(whole, "h100:8") == {"devices_per_node": 8, "inside_bytes": ring, "between_bytes": 0}
+    split = sends(whole, "h100:2x4")
+    assert split["inside_bytes"] + split["between_bytes"] == ring and split["between_bytes"] > 0
+    axes = [{"name": "data", "size": 4}, {"name": "fsdp", "size": 3}]
+    options = {"phase": "training", "batch": 12, "seq": 64, "mesh": axes}
+    uneven = sends(predict(build_case(load("smollm-135m").architecture, options)), "h100:3x4")
+    assert uneven["inside_bytes"] is None and "unevenly on nodes of 4 devices" in uneven["reason"]
+    adafactor = {"phase": "training", "seq": 64, "optimizer": "adafactor", "mesh": [{"name": "tensor", "size": 2}]}
+    unknown = sends(predict(build_case(load("toy-tied").architecture, adafactor)), "h100:2")
+    assert unknown["inside_bytes"] is None and "Adafactor" in unknown["reason"]
