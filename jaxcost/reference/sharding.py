@@ -34,7 +34,8 @@ BATCH = ("data", "fsdp")
 # stored head.
 RANKS = ("tensor", "tensor_replica")
 SPLIT: Rules = {"h": RANKS, "k": ("tensor",), "j": RANKS, "f": RANKS, "v": RANKS}
-STORED_WEIGHT: Rules = {"d": ("fsdp",), **SPLIT}
+STAGES: Rules = {"layer": ("pipeline",)}
+STORED_WEIGHT: Rules = {"d": ("fsdp",), **SPLIT, **STAGES}
 USED_WEIGHT: Rules = SPLIT
 ACTIVATION: Rules = {"b": BATCH, "s": ("context",), "i": ("context",), **SPLIT}
 # A lookup moves tokens, not the table: the table keeps its hidden shards, so only `data` splits the looked-up rows.
@@ -109,8 +110,8 @@ class Layout:
         return None if self.mesh is None else NamedSharding(self.mesh, spec)
 
     def parameter_spec(self, axes: Sequence[str]) -> PartitionSpec:
-        """Return how a parameter is stored: matrices by the table, vectors whole on every device."""
-        return self.spec(axes, {} if is_vector(axes) else STORED_WEIGHT)
+        """Return how a parameter is stored: matrices by the table, vectors whole on every device of their stage."""
+        return self.spec(axes, STAGES if is_vector(axes) else STORED_WEIGHT)
 
     def parameter(self, axes: Sequence[str]) -> NamedSharding | None:
         """Return the sharding of a stored parameter, None without a mesh."""

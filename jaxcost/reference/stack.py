@@ -21,6 +21,7 @@ from jaxcost.reference.cache import Cache
 from jaxcost.reference.kernels import kernel_of
 from jaxcost.reference.layers import JAX_DTYPES, Run
 from jaxcost.reference.model import Decoder, Layer, Place
+from jaxcost.reference.pipeline import through_stages
 from jaxcost.reference.rotary import angles
 from jaxcost.reference.sharding import Layout
 from jaxcost.reference.support import require_supported
@@ -135,6 +136,9 @@ def hidden(
                 turned = angles(group.layer.attention.rotary, positions)
             place = Place(first_row, turned, layers_before, key=key)
             given = None if caches is None else caches[index]
+            if case.execution.degree("pipeline") > 1:
+                x = _staged(layers, x, place, windows(group), policy, run, case.workload.accumulate)
+                continue
             x, cache = _group(layers, x, place, windows(group), given, policy, run)
         written.append(cache)
         layers_before += group.repeat
@@ -152,7 +156,7 @@ def _group(
     layers: Layer | tuple[Layer, ...],
     x: jax.Array,
     place: Place,
-    seen: np.ndarray | None,
+    seen: np.ndarray | jax.Array | None,
     cache: GroupCache | None,
     policy: Policy | None,
     run: Run,
@@ -181,6 +185,25 @@ def _group(
         return body(item[0], state[0], item[1], item[2], state[1]), None
 
     return jax.lax.scan(carried, (x, cache), items)[0]
+
+
+def _staged(
+    layers: Layer | tuple[Layer, ...],
+    x: jax.Array,
+    place: Place,
+    seen: np.ndarray | None,
+    policy: Policy | None,
+    run: Run,
+    microbatches: int,
+) -> jax.Array:
+    """Run one group in stages over `pipeline`."""
+    alone = replace(run, layout=Layout(None, False))
+
+    def stage(layers: Layer, seen: jax.Array | None, x: jax.Array) -> jax.Array:
+        return _group(layers, x, place, seen, None, policy, alone)[0]
+
+    window = None if seen is None else jnp.asarray(seen)
+    return through_stages(stage, layers, window, x, microbatches, run.layout)
 
 
 Item = tuple[Layer, jax.Array, "jax.Array | None"]  # weights, number in the group, window

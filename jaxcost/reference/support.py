@@ -84,9 +84,7 @@ def _step_problems(case: Case) -> Iterator[Problem]:
 def _unexecuted(case: Case) -> Iterator[Problem]:
     """Ownership that the ledgers predict and this network does not execute."""
     default, run = Execution(), case.execution
-    if run.degree("pipeline") > 1:
-        rule = "this network does not split over it"
-        yield Problem("execution.mesh.pipeline", run.degree("pipeline"), rule, _REMEDY)
+    yield from _stages(case)
     yield from _split_rows(case)
     for name in ("group", "prefetch"):
         value = getattr(run.fsdp, name)
@@ -107,6 +105,31 @@ def _unexecuted(case: Case) -> Iterator[Problem]:
     if len(copies) > 1:
         rule = f"groups of layers hold each K/V head on {sorted(copies)} ranks, and one mesh has one such number"
         yield Problem("execution.mesh.tensor", run.degree("tensor"), rule, _REMEDY)
+
+
+def _stages(case: Case) -> Iterator[Problem]:
+    """Pipelines other than GPipe over even stages of one scanned group, alone or beside data."""
+    run, work, ranks = case.execution, case.workload, case.execution.degree("pipeline")
+    if ranks == 1:
+        return
+    repeats, rates = [group.repeat for group in case.architecture.groups], case.architecture.dropout
+    drops = work.dropout and any((rates.embedding, rates.attention, rates.residual))
+    beside = sorted(name for name in run.mesh_sizes if name not in ("pipeline", "data") and run.degree(name) > 1)
+    met = (
+        (work.phase == "training", "workload.phase", work.phase, "stages are executed in training"),
+        (not beside, "execution.mesh", ", ".join(beside), "stages are executed with no other axis than data"),
+        (len(repeats) == 1, "architecture.groups", repeats, "stages are executed of one group of layers"),
+        (not repeats[0] % ranks, "execution.mesh.pipeline", ranks, f"{repeats[0]} layers do not split evenly over it"),
+        (run.layers == "scan", "execution.layers", run.layers, "stages are executed of stacked layers"),
+        (run.sharding == "explicit", "execution.sharding", run.sharding, "what a rank holds and runs is pinned"),
+        (run.remat in ("none", "block"), "execution.remat", run.remat, "stages are executed with remat none or block"),
+        (work.attention not in KERNEL_FAMILIES, "workload.attention", work.attention, "kernels do not run in stages"),
+        (not drops, "workload.dropout", work.dropout, "random numbers are not drawn in stages"),
+        (not case.state.frozen, "state.frozen", list(case.state.frozen), "all parameters of stages are trained"),
+    )  # fmt: skip
+    for holds, path, value, rule in met:
+        if not holds:
+            yield Problem(path, value, rule, _REMEDY)
 
 
 def _split_rows(case: Case) -> Iterator[Problem]:

@@ -132,7 +132,8 @@ def make_gradients(case: Case, layout: Layout) -> Callable[..., Found]:
         with jax.named_scope("optimizer"):
             return value / count, jax.tree.map(lambda g: (g / count).astype(dtype), gradients)
 
-    return once if count == 1 else accumulated
+    # Stages take their microbatches in turn inside of one pass (see `pipeline`).
+    return once if count == 1 or case.execution.degree("pipeline") > 1 else accumulated
 
 
 def make_training_step(case: Case, layout: Layout) -> Callable[..., tuple[TrainState, jax.Array]]:
