@@ -25,7 +25,7 @@ from jaxcost.prediction import algorithms
 from jaxcost.prediction.domain import ceil_div
 from jaxcost.prediction.program import Program
 from jaxcost.prediction.rows import Ledger, Row
-from jaxcost.prediction.stages import ranks
+from jaxcost.prediction.stages import Rank, ranks
 from jaxcost.prediction.transfers import Transfer, participants, transfers
 
 CONVENTION = "payload of one device: the whole array before a reduction, after a gather, as sent otherwise"
@@ -45,9 +45,7 @@ def collectives(program: Program, devices_per_node: int | None = None) -> Ledger
     names = ("payload_bytes", "by_kind", "by_axis", "ring_send_bytes")
     if case.state.optimizer == "adafactor" and any(case.execution.degree(axis) > 1 for axis in ("fsdp", "tensor")):
         return Ledger("collectives", dict.fromkeys(names), (), dict.fromkeys(names, UNKNOWN_FACTORS))
-    choices = [
-        [_row(program, found, devices_per_node) for found in transfers(program, rank)] for rank in ranks(program)
-    ]
+    choices = [rank_rows(program, rank, devices_per_node) for rank in ranks(program)]
     rows = max(choices, key=lambda listed: sum(row.value for row in listed)) if len(choices) > 1 else choices[0]
     by_kind: dict[str, Any] = {}
     by_axis: dict[str, Any] = {}
@@ -58,6 +56,11 @@ def collectives(program: Program, devices_per_node: int | None = None) -> Ledger
         ring = ring + row.fields["ring_send_bytes"] * row.fields["times"]
     totals = dict(zip(names, (sum((row.value for row in rows), 0), by_kind, by_axis, ring), strict=True))
     return Ledger("collectives", totals, tuple(rows))
+
+
+def rank_rows(program: Program, rank: Rank, devices_per_node: int | None = None) -> list[Row]:
+    """Return the rows of one pipeline rank."""
+    return [_row(program, found, devices_per_node) for found in transfers(program, rank)]
 
 
 def _row(program: Program, found: Transfer, devices_per_node: int | None) -> Row:

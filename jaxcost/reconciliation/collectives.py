@@ -18,6 +18,8 @@ for their own evidence:
 - passed around: a gather, or a reduce-scatter, as permutations of one shard;
 - replay gone: no product is left under replay in that group of layers.
 
+Stages of a pipeline have rules of their own (`pipeline`).
+
 An explanation moves the declared payload out of its row and the payload of the new form into the row of what was found:
 both follow from the declared elements, never from the residual. What no rule matches stays open, and what nobody
 declared is a finding with its source line. Automatic partitioning is not predicted: its rows are unmeasured.
@@ -32,6 +34,8 @@ from typing import Any
 from jaxcost.contracts.dtypes import BITS, payload_bytes
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.ledgers import Prediction
+from jaxcost.prediction.rows import Row as LedgerRow
+from jaxcost.reconciliation import pipeline
 from jaxcost.reconciliation.rows import Explanation, Finding, Row
 from jaxcost.reconciliation.transfer_forms import (
     BACK,
@@ -81,14 +85,8 @@ class Transfers:
     def _needs(self) -> Iterator[Need]:
         unrolled = self.prediction.case.execution.layers == "unrolled"
         for row in self.ledger.rows:
-            f = row.fields
-            copies = f["layers"] if unrolled and row.scope.startswith("group") else 1
-            key = Key(f["kind"], f["axis"], f["payload_bytes"], f["times"] // copies)
-            need = Need(
-                key, f["dtype"], f["elements"], row.scope, row.phase, row.object, tuple(f.get("terms", ())),
-                f["layers"] // copies, f["microbatches"], f["participants"],
-            )  # fmt: skip
-            yield from (need for _ in range(copies))
+            copies = row.fields["layers"] if unrolled and row.scope.startswith("group") else 1
+            yield from (_need(row, copies) for _ in range(copies))
 
     def _seen(self) -> Iterator[Seen]:
         for row in self.section["rows"]:
@@ -109,7 +107,7 @@ class Transfers:
     # -- matching -----------------------------------------------------------------------------------------------------
 
     def _match(self) -> None:
-        left = list(self.needs)
+        left = pipeline.take(self.prediction, self.observed, self.needs, self.seen, self._add, _need)
         # Of equal transfers those that bear the same name belong together, or a missing one would be sought elsewhere.
         for near in (same_place, same_scope, related, anywhere):
             left = [need for need in left if not self._take_exact(need, near)]
@@ -437,6 +435,15 @@ class Transfers:
                 yield Finding("automatic partitioning", text, tuple(names)[:4])
 
 
+def _need(row: LedgerRow, copies: int = 1) -> Need:
+    """Return the transfer of a ledger row, one of several `copies` where layers are written out."""
+    f = row.fields
+    return Need(
+        Key(f["kind"], f["axis"], f["payload_bytes"], f["times"] // copies), f["dtype"], f["elements"], row.scope,
+        row.phase, row.object, tuple(f.get("terms", ())), f["layers"] // copies, f["microbatches"], f["participants"],
+    )  # fmt: skip
+
+
 def _explanation(change: str, amount: int, evidence: str) -> Explanation:
     for name, reason in (
         ("wider type", "sent in a wider type than declared"),
@@ -450,6 +457,11 @@ def _explanation(change: str, amount: int, evidence: str) -> Explanation:
         ("gathered by a sum", "a gather by summing shards written into zeros"),
         ("passed around", "a gather or scatter by passing shards around a ring"),
         ("padded", "a reduce-scatter of a padded array, the rows at its border passed on"),
+        ("every tick", "handed on in every tick of the pipeline, the bubble's too"),
+        ("other ranks", "sent by another rank of the pipeline: one program runs on all"),
+        ("rows for ends", "rows for the ends of the pipeline, which every rank computes"),
+        ("whole table", "the gradient of a tied table, which every rank of the pipeline has whole"),
+        ("once", "a loss computed once, of all microbatches of the pipeline"),
         ("replay gone", "collectives of a recomputation that the compiler undid"),
     ):
         if name == change:

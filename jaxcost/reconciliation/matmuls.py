@@ -13,6 +13,7 @@ A residual is explained by rules that each look for their own evidence:
 - repetition: dots of one name, some with a sum fused into them, others bare, each for another consumer;
 - recomputation undone: the jaxpr replays, the compiled program holds no product under replay in that whole group;
 - merged replay: some replayed products of a group are equal to others that are there (see `merged`);
+- bubble: a pipeline's stages run in ticks without a microbatch, too (see `pipeline`);
 - opaque kernel: the products of a library's call by its declared closed form (see `kernels`), instruction named.
 
 The amounts come from shapes, counts and the jaxpr; none is computed from the residual.
@@ -28,7 +29,7 @@ from typing import Any
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.dead import dead_replay
 from jaxcost.prediction.ledgers import Prediction, predict
-from jaxcost.reconciliation import kernels, merged
+from jaxcost.reconciliation import kernels, merged, pipeline
 from jaxcost.reconciliation.rows import Explanation, Finding, Row
 
 Place = tuple[str, str]
@@ -145,15 +146,15 @@ class Matmuls:
             for item in set(self.predicted) | set(self.compiled) | set(self.jaxpr)
             if coarse.get(item, item) == place
         ]
-        gone: dict[Place, int] = {}
+        gone = 0
         for item in sorted(members):
             if item in self.dead and not self.jaxpr.get(item):
                 device, everywhere, result = self.dead[item]
-                gone[item] = device
+                amount = device if compiled else everywhere
+                gone += amount
                 evidence = f"no backward op needs {result}; the jaxpr has no dot in {item[0]} under replay"
-                yield Explanation(
-                    -(device if compiled else everywhere), "dead replay dropped by differentiation", evidence
-                )
+                yield Explanation(-amount, "dead replay dropped by differentiation", evidence)
+        yield from self._bubble(members, gone, compiled)
         if not compiled:
             yield from self._row_sums(place)
             return
@@ -169,6 +170,13 @@ class Matmuls:
         yield from self._padding(place, coarse)
         yield from self._fewer(members, place)
         yield from self._repeated(place)
+
+    def _bubble(self, members: Iterable[Place], gone: int, compiled: bool) -> Iterable[Explanation]:
+        """What stages of a pipeline do of a place, `gone` of it dead, in more ticks than there are microbatches."""
+        declared = self.predicted if compiled else self.predicted_global
+        inside = [item for item in members if item[0].startswith("group")]
+        amount = sum(declared.get(item, 0) for item in inside) - (gone if inside else 0)
+        return pipeline.bubble(self.prediction, self.observed, [scope for scope, _ in inside], amount, compiled)
 
     def _row_sums(self, place: Place) -> Iterable[Explanation]:
         """A sum over the width of two arrays beside a kernel, spelled as a product with one row and one column."""

@@ -13,6 +13,7 @@ from typing import Any
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.prediction.rows import Row as LedgerRow
+from jaxcost.reconciliation import pipeline
 from jaxcost.reconciliation.rows import Explanation, Finding, Interval, Row
 
 GRADIENTS = "gradients live and die inside the step; they do not cross its border"
@@ -118,14 +119,14 @@ def memory_rows(prediction: Prediction, observed: Observed) -> list[Row]:
     memory, totals = observed.memory, prediction.ledgers["device"].totals
     arguments, results = observed.data["hlo"]["arguments"], observed.data["hlo"]["results"]
     padding = [item for item in arguments if item["bytes"] != item["logical_bytes"]]
-    passed_by = _passed_by(observed)
-    explained = list(passed_by)
+    different = (*_passed_by(observed), *pipeline.ends(prediction, observed))
+    explained = list(different)
     if padding:
         explained.append(Explanation(_padding(padding), "tiles padded by the layout of the compiler", _tiles(padding)))
     rows = [
         Row("argument_bytes", "", "", "bytes", totals["argument_bytes"], memory["argument_bytes"], tuple(explained))
     ]
-    explained = []
+    explained = list(pipeline.ends(prediction, observed))
     padded = [item for item in results if item["bytes"] != item["logical_bytes"]]
     if padded:
         explained.append(Explanation(_padding(padded), "tiles padded by the layout of the compiler", _tiles(padded)))
@@ -134,7 +135,7 @@ def memory_rows(prediction: Prediction, observed: Observed) -> list[Row]:
         evidence = f"the result is a tuple of {len(results)} arrays"
         explained.append(Explanation(table, "the table of pointers to the results", evidence))
     rows.append(Row("output_bytes", "", "", "bytes", totals["output_bytes"], memory["output_bytes"], tuple(explained)))
-    rows.append(_alias_row(prediction, observed, padding, passed_by))
+    rows.append(_alias_row(prediction, observed, padding, different))
     limit = observed.data["target"]["device_memory_bytes"]
     if limit is not None and memory["required_bytes"] is not None:
         source = observed.data["target"]["device_memory_source"]
@@ -195,7 +196,7 @@ def _row_path(row: Mapping[str, Any]) -> str:
 
 
 def _alias_row(
-    prediction: Prediction, observed: Observed, padding: Sequence[Mapping[str, Any]], passed_by: tuple[Explanation, ...]
+    prediction: Prediction, observed: Observed, padding: Sequence[Mapping[str, Any]], different: tuple[Explanation, ...]
 ) -> Row:
     """Bytes of donated arguments that results reuse: the train state in training, the cache in decode."""
     expected = donated_bytes(prediction)
@@ -205,7 +206,7 @@ def _alias_row(
         for item in padding
         if item["path"].split(".", 1)[0].split("[", 1)[0] in kept | ({"state"} if kept else set())
     ]
-    explained = passed_by if expected else ()
+    explained = different if expected else ()
     if own and expected:
         explained += (Explanation(_padding(own), "tiles padded by the layout of the compiler", _tiles(own)),)
     return Row("alias_bytes", "", "", "bytes", expected, observed.memory["alias_bytes"], explained)

@@ -71,7 +71,8 @@ def _of_last(x: jax.Array, ranks: int) -> jax.Array:
     A result that every rank has comes back as 1/P of its gradient on each.
     """
     last = jax.lax.axis_index(AXIS) == ranks - 1
-    return jax.lax.psum(jnp.where(last, x, jnp.zeros_like(x)), AXIS)
+    summed: jax.Array = jax.lax.psum(jnp.where(last, x, jnp.zeros_like(x)), AXIS)
+    return summed
 
 
 def _of_last_forward(x: jax.Array, ranks: int) -> tuple[jax.Array, None]:
