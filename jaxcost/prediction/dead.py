@@ -7,17 +7,18 @@ says replay.
 
 from __future__ import annotations
 
-from jaxcost.prediction.flops import contraction_flops
+from jaxcost.prediction.flops import busiest_rank, contraction_flops, rank_contraction_flops
 from jaxcost.prediction.program import Contraction, Program
 from jaxcost.prediction.replay import declared, walk
 from jaxcost.prediction.rows import Row
 
 
 def dead_replay(program: Program) -> tuple[Row, ...]:
-    """Return a row for every replayed contraction of no use; the value is its FLOPs over all layers."""
+    """Return a row for every replayed contraction of no use; the value is its FLOPs over all layers,
+    `per_device` those of the busiest pipeline rank."""
     useful = {id(op) for op in walk(program).useful}
     pairs = program.case.convention.attention_pairs
-    local = program.on_device
+    local, rank = program.on_device, busiest_rank(program)
     return tuple(
         Row(
             op.name,
@@ -30,7 +31,7 @@ def dead_replay(program: Program) -> tuple[Row, ...]:
             "",
             part="replay",
             region=op.region,
-            per_device=contraction_flops(local, op, pairs),
+            per_device=rank_contraction_flops(local, op, rank, pairs),
         )
         for op in declared(program)
         if isinstance(op, Contraction) and id(op) not in useful

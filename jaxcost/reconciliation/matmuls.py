@@ -247,7 +247,8 @@ class Matmuls:
         that rounds up to it; where no equation of the place is the only one, the padding that the module shows counts.
         """
         shown = int(row["logical_flops"] or row["flops"])
-        if self.devices != 1 or row["shares"] or not row["target"].startswith("__cublas"):
+        staged = pipeline.ticks(self.prediction.case) and row["scope"].startswith("group")  # shapes of one device there
+        if not (self.devices == 1 or staged) or row["shares"] or not row["target"].startswith("__cublas"):
             return shown
         padded = (row["batch"], *sorted((row["m"], row["k"], row["n"])))
         sizes = {

@@ -104,13 +104,18 @@ def take(
     case, program = prediction.case, prediction.program
     if not ticks(case):
         return list(needs)
-    known = {(need.object, need.phase, need.key.kind, need.key.axes) for need in needs}
+    stored = {f"d {tensor.name}": f"d {tensor.storage}" for tensor in program.tensors.values()}
+
+    def known_by(need: Need) -> tuple[str, ...]:
+        # The gradients that both ranks of a tied table would reduce are one here.
+        return stored.get(need.object, need.object), need.phase, need.key.kind, need.key.axes
+
+    known = set(map(known_by, needs))
     left = list(needs)
     for rank in ranks(program):
         for need in map(need_of, rank_rows(program, rank)):
-            name = (need.object, need.phase, need.key.kind, need.key.axes)
-            if name not in known:
-                known.add(name)
+            if known_by(need) not in known:
+                known.add(known_by(need))
                 left.append(need)
                 evidence = f"rank {rank.number} sends {need.object} ({need.phase}), and one program runs on all ranks"
                 add(need.key, "other ranks", need.key.total, evidence)
