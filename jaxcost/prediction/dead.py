@@ -15,7 +15,8 @@ from jaxcost.prediction.rows import Row
 
 def dead_replay(program: Program) -> tuple[Row, ...]:
     """Return a row for every replayed contraction of no use; the value is its FLOPs over all layers,
-    `per_device` those of the busiest pipeline rank."""
+    `per_device` those of the busiest pipeline rank.
+    """
     useful = {id(op) for op in walk(program).useful}
     pairs = program.case.convention.attention_pairs
     local, rank = program.on_device, busiest_rank(program)

@@ -106,19 +106,21 @@ def take(
         return list(needs)
     stored = {f"d {tensor.name}": f"d {tensor.storage}" for tensor in program.tensors.values()}
 
-    def known_by(need: Need) -> tuple[str, ...]:
-        # The gradients that both ranks of a tied table would reduce are one here.
-        return stored.get(need.object, need.object), need.phase, need.key.kind, need.key.axes
+    def owner(need: Need) -> tuple[str, ...]:
+        return _name(need, stored.get(need.object, need.object))
 
-    known = set(map(known_by, needs))
     left = list(needs)
     for rank in ranks(program):
         for need in map(need_of, rank_rows(program, rank)):
-            if known_by(need) not in known:
-                known.add(known_by(need))
-                left.append(need)
-                evidence = f"rank {rank.number} sends {need.object} ({need.phase}), and one program runs on all ranks"
-                add(need.key, "other ranks", need.key.total, evidence)
+            if any(_name(need, need.object) == _name(other, other.object) for other in left):
+                continue
+            # A tied table's gradients of both ends are one array here, unless they are reduced before they are added.
+            alike = [other for other in seen if other.key[:2] == need.key[:2] and other.elements == need.elements]
+            if len(alike) < 2 and any(owner(need) == owner(other) for other in left):
+                continue
+            left.append(need)
+            evidence = f"rank {rank.number} sends {need.object} ({need.phase}), and one program runs on all ranks"
+            add(need.key, "other ranks", need.key.total, evidence)
     sides = [need for need in left if (need.key.kind, need.key.axes) == ("collective-permute", AXIS)]
     matched = [need for need in left if _crossing(case, need, seen, add) or _once(case, need, seen, add)]
     matched += [need for need in left if need not in matched and _whole_table(observed, need, seen, add)]
@@ -126,6 +128,10 @@ def take(
         for phase in ("forward", "backward"):
             _rows_for_ends(case, sides[0], phase, seen, add)
     return [need for need in left if need not in matched]
+
+
+def _name(need: Need, array: str) -> tuple[str, ...]:
+    return array, need.phase, need.key.kind, need.key.axes
 
 
 def _crossing(case: Case, need: Need, seen: Sequence[Seen], add: Add) -> bool:

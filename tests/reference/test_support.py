@@ -10,7 +10,12 @@ from tests.reference.small import ARCHITECTURES, architecture, layer, make_case
 
 MIXED = architecture([(1, layer(4, 2, 24)), (1, layer(4, 4, 24))], [])
 REFUSED = {
-    "execution.mesh.pipeline": {"mesh": {"pipeline": 3}, "accumulate": 2},
+    "execution.mesh": {"mesh": {"pipeline": 3, "tensor": 2}, "accumulate": 2},
+    "execution.pipeline": {"mesh": {"pipeline": 3}, "accumulate": 2, "pipeline_schedule": "1f1b"},
+    "execution.layers": {"mesh": {"pipeline": 3}, "accumulate": 2, "layers": "unrolled"},
+    "execution.remat": {"mesh": {"pipeline": 3}, "accumulate": 2, "remat": "attention"},
+    "workload.dropout": {"mesh": {"pipeline": 3}, "accumulate": 2, "dropout": True},
+    "state.frozen": {"mesh": {"pipeline": 3}, "accumulate": 2, "frozen": ["embed"]},
     "execution.gradient_sync": {"mesh": {"data": 2}, "accumulate": 2, "gradient_sync": "last_microbatch"},
     "execution.offload": {"offload": ["optimizer"]},
     "execution.head_multiple": {"head_multiple": 6},
@@ -38,6 +43,7 @@ def test_one_mesh_has_one_number_of_replicas():
     [
         {"mesh": {"fsdp": 2}, "reshard": False},
         {"mesh": {"tensor": 4}},
+        {"mesh": {"pipeline": 3, "data": 2}, "accumulate": 2, "remat": "block"},
         {"mesh": {"context": 2, "tensor": 2}, "sequence_parallel": True},
         {"remat": "save_only_these_names", "remat_names": ["q_proj"]},
     ],
