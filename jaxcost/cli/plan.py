@@ -35,6 +35,10 @@ def plan(what: str, model: str | None, budget: str, as_json: bool, quiet: bool, 
     if what != "recompute":
         raise reject("what", what, "there is no such plan", "use recompute")
     limit = _bytes(budget)
+    for name in ("remat", "remat_names"):
+        if parameters[f"case_{name}"] is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise reject(flag, parameters[f"case_{name}"], "the search chooses what is recomputed", f"leave {flag} out")
     chosen = choose(model, parameters)
     from jaxcost.planning.recompute import plan_recompute
 

@@ -206,7 +206,7 @@ class _Worker:
         kind, reason = message["failed"], message["reason"]
         if kind == "rejected":
             problems = tuple(Problem(**problem) for problem in message["problems"])
-            details = {"not_executed": True} if message["not_executed"] else {}
+            details = {"not_executed": "yes"} if message["not_executed"] else {}
             return WorkerFailure(kind, reason, problems=problems, details=details)
         if kind == "unavailable":
             return WorkerFailure(kind, reason, details={"what": message["what"], "remedy": message["remedy"]})

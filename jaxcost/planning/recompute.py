@@ -27,7 +27,8 @@ from jaxcost.prediction.program import Contraction, Program, program
 from jaxcost.prediction.replay import kept_by_name, saveable_name, walk
 
 CONVENTION = (
-    "contraction FLOPs run again, all devices and microbatches; bytes saved on one device for one microbatch, layers "
+    "contraction FLOPs run again, all devices and microbatches, without products that nothing then needs (which the "
+    "declared recomputation of an estimate still counts); bytes saved on one device for one microbatch, layers "
     "and what stands outside them"
 )
 

@@ -97,5 +97,5 @@ def onset(
     believed = ceil_div(most * rule.believed.numerator, rule.believed.denominator)
     starts = True if least > limit else False if believed <= limit else None
     said = {True: "above", False: "at most", None: "on both sides of"}[starts]
-    reason = f"temporaries of {least} to {believed} bytes are {said} the limit of {limit} bytes ({rule.source})"
+    reason = f"temporaries of {least:,} to {believed:,} bytes are {said} the limit of {limit:,} bytes ({rule.source})"
     return Onset(starts, limit, least, believed, reason)

@@ -126,7 +126,7 @@ def _rule(program: Program, item: Mapping[str, Any]) -> str:
         return "reshape"
     if component in _INTERIORS:
         return _INTERIORS[component]
-    if component in _PROJECTIONS and item["primitive"] == "convert_element_type":
+    if component in _PROJECTIONS and item["primitive"] in ("convert_element_type", "sharding_constraint"):
         weight = program.tensors.get(f"{item['scope']}/weight")
         if weight is not None and program.elements(weight) * item["layers"] == prod(item["shape"]):
             return "weight"

@@ -65,8 +65,9 @@ def unknown_reasons(ledger: Mapping[str, Any]) -> dict[str, str]:
     for name, value in flat({key: item for key, item in ledger["totals"].items() if key != "reason"}):
         missing = value is None or (isinstance(value, dict) and None in value.values())
         if missing:
-            inside = (text for path, text in reasons.items() if path.startswith(f"{name}."))
-            found[name] = str(reasons.get(name) or reasons.get(name.split(".")[0]) or next(inside, general))
+            inside = [text for path, text in reasons.items() if path.startswith(f"{name}.")]
+            inside += [value["reason"]] if isinstance(value, dict) and "reason" in value else []
+            found[name] = str(reasons.get(name) or reasons.get(name.split(".")[0]) or next(iter(inside), general))
     if len(found) > 1 and len(set(found.values())) == 1:
         return {", ".join(found): next(iter(found.values()))}
     return found

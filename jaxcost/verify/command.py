@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,10 @@ def verify(request: VerifyRequest) -> VerifyResult:
         return _fuzzed(request, started)
     if request.replay is not None:
         reports = _replayed(request.replay, request.progress)
-        return _finished(request, VerifyResult(reports=reports, seconds=time.monotonic() - started))
+        gaps = _recorded_gaps(request.replay, reports)
+        claims = tuple(check_claims((), gaps, reports, ()))
+        seconds = time.monotonic() - started
+        return _finished(request, VerifyResult(reports=reports, claims=claims, seconds=seconds, gaps=gaps))
     if request.observation is not None:
         reports = (_supplied(request, request.observation),)
         return _finished(request, VerifyResult(reports=reports, seconds=time.monotonic() - started))
@@ -128,8 +132,8 @@ def verify(request: VerifyRequest) -> VerifyResult:
     from_suite = suite is not None
     jobs, unavailable = _available(jobs, named=bool(request.targets) or not from_suite)
     reports, calibration, faulty = _compared(jobs, request)
-    claims: tuple[ClaimResult, ...] = ()
-    gaps: tuple[Gap, ...] = ()
+    claims = ()
+    gaps = ()
     if suite is not None:
         held, gaps = load_claims() if request.suite in (None, DEFAULT_SUITE) else (suite.claims, suite.gaps)
         if not request.targets:  # of a selection, what is left out is no reason to fail
@@ -324,6 +328,16 @@ def _supplied(request: VerifyRequest, path: Path) -> Report:
         raise reject("--observation", str(path), "a bundle belongs to one case", "name one model and its case options")
     report = reconcile_supplied(predict(jobs[0].case), load_bundle(path))
     return Report(report.case, report.target, report.environment, report.rows, report.findings, jobs[0].name)
+
+
+def _recorded_gaps(path: Path, reports: Sequence[Report]) -> tuple[Gap, ...]:
+    """Return the known gaps of the package's own records that a replay reads; other folders have none."""
+    from jaxcost.data import room
+
+    if path.resolve() != room("hlo_dumps").resolve():
+        return ()
+    names = [report.name for report in reports]
+    return tuple(gap for gap in load_suite("records").gaps if any(fnmatchcase(name, gap.report) for name in names))
 
 
 def _replayed(path: Path, progress: Callable[[str], None]) -> tuple[Report, ...]:

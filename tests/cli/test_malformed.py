@@ -404,3 +404,10 @@ def test_as_a_user_would_see_it(
     assert done.stderr.startswith("rejected: ") and "Traceback" not in done.stderr
     assert len(done.stderr) < 20_000
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("words", [("--remat", "block"), ("--remat-names", "up")])
+def test_a_plan_of_recomputation_takes_no_policy(words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "recompute", "toy-tied", "--phase", "training", "--seq", "8", "--budget", "4096"]
+    assert main([*asked, *words]) == 2
+    assert words[0] in (said := capsys.readouterr().err) and "the search chooses what is recomputed" in said

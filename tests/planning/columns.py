@@ -14,7 +14,7 @@ from jaxcost.observation.targets import parse_target
 from jaxcost.planning.compare import Comparison, Planned, Spec, put_together
 from tests.reconciliation.recorded import named, observed
 
-H100 = named("llama-3.1-8b_training_h100-8_")
+H100 = named("llama-3.1-8b_training_h100-8_", fsdp=8)
 FRACTIONS = ("0.75", "0.95")
 Change = Callable[[dict[str, Any]], object]
 

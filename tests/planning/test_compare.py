@@ -210,8 +210,8 @@ def test_buffer_changes_sum_to_the_change_of_the_live_peak() -> None:
     rows = [row for row in item.rows if row.what == "buffers"]
     assert len(rows) == 1 and rows[0].change == 640 == item.totals["live_peak_bytes"]
     assert (
-        sum(buffers_by_class(observed(named("llama-3.1-8b_training_h100-8_")).memory).values())
-        == (observed(named("llama-3.1-8b_training_h100-8_")).memory["live_peak_bytes"])
+        sum(buffers_by_class(observed(named("llama-3.1-8b_training_h100-8_", fsdp=8)).memory).values())
+        == (observed(named("llama-3.1-8b_training_h100-8_", fsdp=8)).memory["live_peak_bytes"])
     )
 
 
@@ -253,9 +253,9 @@ def test_an_argument_has_the_scope_of_its_component(path: str, scope: str) -> No
 
 
 def test_collective_payload_is_the_whole_array_that_moves() -> None:
-    found = compiled_collectives(observed(named("llama-3.1-8b_training_h100-8_")))
+    found = compiled_collectives(observed(named("llama-3.1-8b_training_h100-8_", fsdp=8)))
     assert found is not None
-    section = observed(named("llama-3.1-8b_training_h100-8_")).data["collectives"]["by_kind_axes"]
+    section = observed(named("llama-3.1-8b_training_h100-8_", fsdp=8)).data["collectives"]["by_kind_axes"]
     gathered = sum(row["result_bytes"] for row in section if row["kind"] == "all-gather")
     reduced = sum(row["operand_bytes"] for row in section if row["kind"] == "reduce-scatter")
     assert found["by_kind"]["all-gather"] == gathered and found["by_kind"]["reduce-scatter"] == reduced

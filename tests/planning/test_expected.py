@@ -64,7 +64,10 @@ def test_arguments_alone_can_show_that_a_case_does_not_fit() -> None:
         expected_fit(eight(data=8), "h100:4")
 
 
-def test_the_tables_of_an_estimate_show_the_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_of_an_estimate_show_the_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     words = ["estimate", "llama-3.1-8b", "--phase", "training", "--batch", "16", "--seq", "4096", "--remat", "block"]
     code = main([*words, "--mesh", "data=8", "--target", "h100", "--target", "cpu", "--html", str(tmp_path / "p.html")])
     text = capsys.readouterr().out

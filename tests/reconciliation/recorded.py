@@ -24,10 +24,18 @@ EXPECTED = Path(__file__).with_name("expected.json")
 NAMES = tuple(sorted(path.stem for path in records(room("hlo_dumps"))))
 
 
-def named(start: str) -> str:
-    """The one record whose name starts so; its digest follows the case and is not written down in tests."""
-    (found,) = [name for name in NAMES if name.startswith(start)]
-    return found
+def named(start: str, **mesh: int) -> str:
+    """The one record whose name starts so, of those with this mesh where one is given; its digest follows the case and
+    is not written down in tests.
+    """
+    found = [name for name in NAMES if name.startswith(start) and (not mesh or _mesh(name) == mesh)]
+    (only,) = found
+    return only
+
+
+def _mesh(name: str) -> dict[str, int]:
+    content = json.loads((room("hlo_dumps") / f"{name}.json").read_text(encoding="utf-8"))
+    return {axis["name"]: axis["size"] for axis in content["observed"]["case"]["execution"]["mesh"]}
 
 
 @functools.cache

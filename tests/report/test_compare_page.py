@@ -40,7 +40,10 @@ def test_the_document_fits_its_schema_and_the_schema_can_fail(data: dict[str, An
         jsonschema.validate(broken, schema("jaxcost.compare.v1"))
 
 
-def test_the_table_says_what_fits_and_why_not(data: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_what_fits_and_why_not(
+    data: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     show_compare(data)
     text = capsys.readouterr().out
     for part in (

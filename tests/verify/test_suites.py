@@ -157,10 +157,10 @@ def test_the_default_suite_is_held_to_the_claims_of_the_room(
 def test_the_suites_and_claims_that_ship_are_whole() -> None:
     for name in ("default", "records"):
         suite = load_suite(name)
-        assert suite.cases and not suite.claims and not suite.gaps
+        assert suite.cases and not suite.claims
         assert len({case.name for case in suite.cases}) == len(suite.cases)
     claims, gaps = load_claims()
-    assert claims and not gaps
+    assert claims and all(gap.explanation and gap.lapses for gap in gaps)
 
 
 @pytest.mark.parametrize(
