@@ -135,13 +135,14 @@ def _uses(program: Program, rank: Rank) -> Iterator[Use]:
                 early = after if op.scope.split("/", 1)[0] != EMBEDDING else before
                 place = early if op.group is None else inside.setdefault(op.group, {})
                 place[program.tensors[name].storage] = None
+    # Whatever stage they stand in, a microbatch meets the embedding before every layer and the head after all.
+    if any(stage.embedding for stage in rank.stages):
+        yield from ((name, None) for name in before)
     for stage in rank.stages:
-        if stage.embedding:
-            yield from ((name, None) for name in before)
         for group, (first, count) in enumerate(stage.spans):
             yield from ((name, layer) for layer in range(first, first + count) for name in inside.get(group, {}))
-        if stage.head:
-            yield from ((name, None) for name in after)
+    if any(stage.head for stage in rank.stages):
+        yield from ((name, None) for name in after)
 
 
 def _group_of(program: Program, name: str, layer: int | None) -> Use:
