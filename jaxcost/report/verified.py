@@ -259,6 +259,9 @@ def summary(data: Mapping[str, Any]) -> str:
     if data.get("fuzz") and not reports:
         status = data["fuzz"]["status"]
     ending = f"Status: {status}{f' {beside}' if beside else ''}." if status else ""
+    known = sum(len(item["rows"]) for item in data.get("claims", ()) if item["claim"].startswith("known gap"))
+    if known and status == "open":
+        ending += f" {gather.count(known, 'open row')} {'is' if known == 1 else 'are'} known and named among the gaps."
     time = f"{data['seconds']:.1f} s" if data.get("seconds") else ""
     if data.get("calibration_seconds"):
         time += f" (a calibration compile takes {data['calibration_seconds']} s here)"
