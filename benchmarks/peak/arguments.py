@@ -4,8 +4,8 @@
     python benchmarks/peak/arguments.py compile FOLDER       # compiles what FOLDER does not hold yet
     python benchmarks/peak/arguments.py table FOLDER         # writes results-arguments.json and prints the counts
 
-The prediction folds the declared arrays (on TPU with the tiles that follow from shape and type); the observation sums the
-allocations of the entry's parameters. The two share no code.
+The prediction folds the declared arrays (on TPU with the tiles that follow from shape and type); the observation sums
+the allocations of the entry's parameters. The two share no code.
 """
 
 from __future__ import annotations
@@ -66,16 +66,22 @@ def draw() -> list[str]:
 
 def compile_all(folder: Path) -> None:
     """Compile what is missing: the CPU and H100 whole, TPU as far as its plan."""
-    for script in ("cases.py", "planned.py"):
-        subprocess.run([sys.executable, str(HERE / script), str(_part(folder, script)), str(folder)], check=True)
-
-
-def _part(folder: Path, script: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{script}.txt"
-    kept = [line for line in lines(LIST) if ("--target tpu" in line) == (script == "planned.py")]
-    path.write_text("\n".join(kept) + "\n", encoding="utf-8")
-    return path
+    for name, kept in parts().items():
+        path = folder / f"{name}.txt"
+        path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+        script = "planned.py" if name == "tpu" else "cases.py"
+        subprocess.run([sys.executable, str(HERE / script), str(path), str(folder)], check=True)
+
+
+def parts() -> dict[str, list[str]]:
+    """Return the drawn commands by what one process can compile: those for the CPU by their number of devices."""
+    found: dict[str, list[str]] = {}
+    for line in lines(LIST):
+        target = line.rsplit(" ", 1)[1]
+        name = "tpu" if target.startswith("tpu") else "h100" if target.startswith("h100") else target.replace(":", "-")
+        found.setdefault(name, []).append(line)
+    return found
 
 
 def table(folder: Path) -> list[dict[str, Any]]:

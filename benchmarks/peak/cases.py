@@ -90,9 +90,12 @@ def main(path: Path, folder: Path, part: int, parts: int) -> None:
 
     commands = lines(path)[part::parts]
     kind: Any = "tpu" if any("--target tpu" in command for command in commands) else "cuda"
+    # A process has one number of CPU devices: a list of CPU cases is of one number.
+    counts = {int(command.rsplit(":", 1)[1]) for command in commands if "--target cpu" in command}
+    kind, devices = ("cpu", counts.pop()) if len(counts) == 1 else (kind, 1)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="peak-") as directory:
-        environment = worker_environment(kind, 1, directory)
+        environment = worker_environment(kind, devices, directory)
         environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), environment["PYTHONPATH"]])
         code = "import sys, cases; cases.child(*sys.argv[1:])"
         arguments = [sys.executable, "-P", "-c", code, str(path), str(folder), str(part), str(parts)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from typing import Any
-from unittest.mock import patch
 
 from jaxcost.contracts.architecture import RESIDUAL_NORMS, Architecture, absences
 from jaxcost.contracts.case import Case, build_case
@@ -103,9 +102,8 @@ def dense(
 
 
 def case_of(architecture: Architecture, phase: str, **options: Any) -> Case:
-    """Return a case, also of what one of the two witnesses does not support yet."""
-    with patch.object(Case, "_unsupported_problems", lambda self: (), create=True):
-        return build_case(architecture, {"phase": phase, **options})
+    """Return a case of options."""
+    return build_case(architecture, {"phase": phase, **options})
 
 
 def draw_family(seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
