@@ -47,6 +47,7 @@ def spread(draw: st.DrawFn) -> Case:
     return variant(case, mesh=mesh, **options)
 
 
+# A draw builds a whole case, and drops meshes that its model does not divide: slow and filtered by design.
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(spread())
 def test_spread_cases_keep_the_properties(case: Case) -> None:

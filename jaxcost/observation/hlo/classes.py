@@ -139,7 +139,8 @@ class Classes:
 
     def result(self, at: Instruction, index: tuple[int, ...]) -> Kind:
         """The class of a result that has memory of its own."""
-        if at is self.module.entry.root and at.shape.at(index) is not None and at.shape.at(index).is_tuple:  # type: ignore[union-attr]
+        shape = at.shape.at(index)
+        if at is self.module.entry.root and shape is not None and shape.is_tuple:
             return Kind(BORDER, "the table of pointers to the results")
         reach = self.flow.reach(Value(at, index))
         for position in reach.results:

@@ -20,23 +20,13 @@ from jaxcost.verify.failures.common import (
     swapped,
     with_totals,
 )
-from jaxcost.verify.failures.subjects import prefill, toy, train
+from jaxcost.verify.failures.subjects import EVENTS, prefill, toy, train
 from jaxcost.verify.holding import variant
 from jaxcost.verify.strategies import altered
 
 COUNTERS = "reconciliation of counters"
 SAVED = "saved_activations_equal_the_list"
-# Category maxima: 448 bytes of tensors and 128 of workspace, at different events; together 448 at the fullest.
-EVENTS = {
-    "objects": [
-        {"name": "hidden", "bytes": 64, "birth": 0.0, "death": 5.0, "kind": "tensor"},
-        {"name": "projections", "bytes": 128, "birth": 1.0, "death": 5.0, "kind": "tensor"},
-        {"name": "scores", "bytes": 128, "birth": 2.0, "death": 4.0, "kind": "tensor"},
-        {"name": "workspace", "bytes": 128, "birth": 2.0, "death": 3.0, "kind": "workspace"},
-        {"name": "probabilities", "bytes": 128, "birth": 3.0, "death": 5.0, "kind": "tensor"},
-    ],
-    "persistent_bytes": 0,
-}
+# Category maxima of EVENTS: 448 bytes of tensors and 128 of workspace, at different events; together 448 at most.
 PEAK, SUM, MAXIMA = 448, 576, 448 + 128
 PAYLOAD = "tensor payloads that are live; no allocator, no device"
 

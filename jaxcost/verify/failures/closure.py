@@ -22,22 +22,12 @@ from jaxcost.verify.failures.common import (
     tensor_entries,
     with_totals,
 )
-from jaxcost.verify.failures.subjects import prefill, toy
+from jaxcost.verify.failures.subjects import EVENTS, prefill, toy
 from jaxcost.verify.holding import totals
 
 TENSORS = "reconciliation of stored tensors"
 COUNTERS = "reconciliation of counters"
 OBSERVATION = "validation of the observation"
-EVENTS = {
-    "objects": [
-        {"name": "hidden", "bytes": 64, "birth": 0.0, "death": 5.0, "kind": "tensor"},
-        {"name": "projections", "bytes": 128, "birth": 1.0, "death": 5.0, "kind": "tensor"},
-        {"name": "scores", "bytes": 128, "birth": 2.0, "death": 4.0, "kind": "tensor"},
-        {"name": "workspace", "bytes": 128, "birth": 2.0, "death": 3.0, "kind": "workspace"},
-        {"name": "probabilities", "bytes": 128, "birth": 3.0, "death": 5.0, "kind": "tensor"},
-    ],
-    "persistent_bytes": 0,
-}
 
 
 def _case(**changes: Any) -> Case:

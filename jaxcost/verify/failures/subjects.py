@@ -39,6 +39,19 @@ def toy(tied: bool = True) -> Architecture:
     )  # fmt: skip
 
 
+# The liveness fixture of the cost model: five intervals whose fullest cut is 448 bytes.
+EVENTS = {
+    "objects": [
+        {"name": "hidden", "bytes": 64, "birth": 0.0, "death": 5.0, "kind": "tensor"},
+        {"name": "projections", "bytes": 128, "birth": 1.0, "death": 5.0, "kind": "tensor"},
+        {"name": "scores", "bytes": 128, "birth": 2.0, "death": 4.0, "kind": "tensor"},
+        {"name": "workspace", "bytes": 128, "birth": 2.0, "death": 3.0, "kind": "workspace"},
+        {"name": "probabilities", "bytes": 128, "birth": 3.0, "death": 5.0, "kind": "tensor"},
+    ],
+    "persistent_bytes": 0,
+}
+
+
 def with_attention(architecture: Architecture, **changes: Any) -> Architecture:
     """Return the architecture with fields of every layer's attention changed."""
     return _relayered(architecture, lambda layer: layer.replaced(attention=layer.attention.replaced(**changes)))
