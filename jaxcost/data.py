@@ -1,7 +1,7 @@
 """Where the evidence rooms are.
 
-`models/` (what is counted), `verify/` (what is claimed) and `hlo_dumps/` (what XLA said) are folders of files, not
-code. In a checkout they stand beside the package; in an installed wheel they lie inside it, under `jaxcost/_data/`. The
+`models/` (what is counted), `papers/` (what was published), `hardware/` (what it runs on), `verify/` (what is claimed)
+and `hlo_dumps/` (what XLA said) are folders of files, not code. In a checkout they stand beside the package; in an installed wheel they lie inside it, under `jaxcost/_data/`. The
 two are told apart by where this file is, never by the working directory, so that `python -m jaxcost` gives the same
 answer from every folder.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOMS = ("models", "verify", "hlo_dumps")
+ROOMS = ("models", "papers", "hardware", "verify", "hlo_dumps")
 
 _PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = _PACKAGE / "_data"
@@ -24,7 +24,7 @@ _CHECKOUT = _PACKAGE.parent
 
 
 def evidence_root() -> Path:
-    """The folder that holds the three rooms.
+    """The folder that holds the rooms.
 
     An installed package looks inside itself only: a folder called `models` that happens to stand beside
     site-packages is not ours. A package without `_data` is a checkout (or an editable install of one).
@@ -48,7 +48,7 @@ def in_checkout() -> bool:
 
 
 def room(name: str) -> Path:
-    """The folder of one room: `models`, `verify` or `hlo_dumps`.
+    """The folder of one room (`ROOMS`).
 
     Raises:
         ValueError: there is no room of that name.
