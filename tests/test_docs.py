@@ -43,8 +43,21 @@ def flags(text: str) -> set[str]:
     return set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+|-o)\b", text))
 
 
+def commands() -> list[str]:
+    """Every command, those of a group by their full name: `plan recompute`."""
+    found = []
+    for name in COMMANDS:
+        command = program.get_command(click.Context(program), name)
+        below = command.list_commands(click.Context(command)) if isinstance(command, click.Group) else []
+        found += [name, *(f"{name} {part}" for part in below)]
+    return found
+
+
 def options_of(name: str) -> set[str]:
-    command = program.get_command(click.Context(program), name)
+    command: click.Command | None = program
+    for part in name.split():
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), part)
     assert command is not None
     context = click.Context(command, info_name=name)
     return {
@@ -69,7 +82,7 @@ def test_case_options_are_on_the_page_and_no_others() -> None:
     assert {flag for cell in first_cells(section(CLI, "Options of a case")) for flag in flags(cell)} == CASE_OPTIONS
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", commands())
 def test_options_of_a_command_are_on_the_page_and_no_others(name: str) -> None:
     text = section(CLI, f"jaxcost {name}")
     options = {option for option in options_of(name) if option != "-h"}
@@ -78,9 +91,9 @@ def test_options_of_a_command_are_on_the_page_and_no_others(name: str) -> None:
     assert named <= options and named - CASE_OPTIONS == options - CASE_OPTIONS
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS])
+@pytest.mark.parametrize("name", ["", *commands()])
 def test_help_shows_an_example(name: str, run_jaxcost) -> None:  # type: ignore[no-untyped-def]
-    text = run_jaxcost(*([name] if name else []), "--help").stdout
+    text = run_jaxcost(*name.split(), "--help").stdout
     assert re.search(rf"^ +jaxcost {name or 'models'}\b", text, re.MULTILINE), text
 
 

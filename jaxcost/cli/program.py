@@ -28,7 +28,7 @@ COMMANDS = {
     "import": ("jaxcost.cli.catalogue", "A Hugging Face config.json to a manifest."),
     "estimate": ("jaxcost.cli.estimate", "All ledgers of one case."),
     "verify": ("jaxcost.cli.verify", "Predict, observe, reconcile."),
-    "plan": ("jaxcost.cli.plan", "What to keep under a budget of memory."),
+    "plan": ("jaxcost.cli.plan", "What to choose: a training run, what to recompute."),
     "compare": ("jaxcost.cli.compare", "Sharding specs side by side, predicted and compiled."),
     "reconcile": ("jaxcost.cli.reconcile", "A checkpoint's headers against the manifest."),
     "targets": ("jaxcost.cli.targets", "What can be compiled for, here."),
@@ -149,8 +149,16 @@ def _usage_problem(error: click.UsageError) -> Problem:
 
 
 def _commands_with(option: str) -> list[str]:
-    commands = ((name, import_module(COMMANDS[name][0]).COMMANDS[name]) for name in COMMANDS)
-    return [f"`jaxcost {name}`" for name, command in commands if any(option in item.opts for item in command.params)]
+    """Return the commands that have an option, subcommands by their full name."""
+    found = []
+    for name, (module, _) in COMMANDS.items():
+        command = import_module(module).COMMANDS[name]
+        below = {name: command}
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            below = {f"{name} {part}": command.get_command(context, part) for part in command.list_commands(context)}
+        found += [f"`jaxcost {path}`" for path, item in below.items() if any(option in p.opts for p in item.params)]
+    return found
 
 
 def _fail(words: list[str], error: Exception) -> int:
