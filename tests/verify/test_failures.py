@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from jaxcost.contracts.architecture import Architecture
-from jaxcost.contracts.observation import Observation
-from jaxcost.reconciliation import rows, supplied
+from jaxcost.reconciliation import supplied
 from jaxcost.reconciliation.rows import Row
 from jaxcost.verify.command import verify
-from jaxcost.verify.failures import failures, run_failures
-from jaxcost.verify.properties import PROPERTIES
+from jaxcost.verify.failures import Failure, failures, run_failures
+from jaxcost.verify.failures.guards import Guard
 from jaxcost.verify.request import VerifyRequest
 
 TABLES = {
@@ -49,38 +46,27 @@ def test_every_row_is_caught_or_says_why_it_is_not_reached() -> None:
     json.dumps([row.to_dict() for row in found], allow_nan=False)
 
 
+@pytest.mark.parametrize("row", [row for row in failures() if isinstance(row, Failure)], ids=lambda row: row.id)
+def test_without_its_guard_a_row_is_missed(row: Failure) -> None:
+    """The fault goes through just as the sound input does; put back, the guard catches it again."""
+    with row.guard.removed():
+        open_door = row.result()
+    assert open_door.status == "missed"
+    assert open_door.outcome in row.passes
+    assert open_door.reason.startswith("the faulty input")
+    assert row.result().status == "caught"
+
+
 @pytest.mark.parametrize(
-    "name", sorted({row.check.removeprefix("property ") for row in failures()} & PROPERTIES.keys())
+    "target", ["jaxcost.contracts.case:Case._no_such_rule", "jaxcost.verify.holding:PROPERTIES.no"]
 )
-def test_without_a_property_its_rows_are_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [row.id for row in failures() if row.check == f"property {name}"]
-    monkeypatch.setitem(PROPERTIES, name, replace(PROPERTIES[name], check=lambda case: None))
-    assert wanted
-    assert {row.status for row in run_failures(wanted)} == {"missed"}
+def test_a_guard_that_is_not_there_is_no_guard(target: str) -> None:
+    with pytest.raises((AttributeError, KeyError)), Guard(target).removed():
+        pass
 
 
 def no_difference(*arguments: Any) -> list[str]:
     return []
-
-
-def blind(*arguments: Any, **more: Any) -> tuple[()]:
-    return ()
-
-
-REMOVED: dict[str, tuple[Any, str, Any, list[str]]] = {
-    "stored axes": (supplied, "_differences", no_difference, ["0x0AH/1", "0x0DA/1"]),
-    "storage identity": (supplied, "_tie_differences", no_difference, []),
-    "evidence classes": (Observation, "problems", blind, ["0x0AH/4", "0x0DA/3", "0x09G/2"]),
-    "residuals": (rows.Row, "status", property(lambda self: "exact"), ["0x0AH/3", "0x0DA/4", "0x0DA/11", "0x05K/1"]),
-    "unknown keys": (Architecture, "from_data", classmethod(lambda cls, data, where="": data), ["0x02J/11"]),
-}
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_without_a_check_its_rows_are_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, nothing, ids = REMOVED[name]
-    monkeypatch.setattr(owner, attribute, nothing)
-    assert {row.status for row in run_failures(ids) if ids} <= {"missed"}
 
 
 def test_a_missed_row_makes_the_command_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Failure rows: known ways to get a cost model wrong, each planted and each caught by a named check.
 
-`jaxcost verify --failures` runs them all, in seconds and without compiling. The ids name the table and row of the
-cost-model document the rows come from. A row whose check lets the fault pass is `missed`, and the command exits 1; rows
-about components that do not exist yet are listed as `not reached`, with the reason.
+`jaxcost verify --failures` runs them all, in seconds and without compiling. An id is `section/row`: the section of the
+cost-model document (0x...) or of the compute-and-memory document (worksheet, caveat) whose table or list the row is in,
+rows counted from 1. A row whose check lets the fault pass is `missed`, and the command exits 1. Each row names its
+guard, the piece of the product the check rests on; without it the row is missed.
 """
 
 from __future__ import annotations
@@ -10,17 +11,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jaxcost.verify.failures import activations, closure, flops, ownership, parameters, state, traffic
-from jaxcost.verify.failures.common import Failure, FailureResult
+from jaxcost.verify.failures.common import Failure, FailureResult, NotReached
 
-__all__ = ["Failure", "FailureResult", "failures", "run_failures"]
+__all__ = ["SECTIONS", "Failure", "FailureResult", "failures", "run_failures"]
+
+SECTIONS = {
+    "0x02J": "counting parameters",
+    "0x03K": "persistent state",
+    "0x04J": "activations",
+    "0x05K": "forward FLOPs",
+    "0x06J": "training FLOPs",
+    "0x07K": "ownership on a mesh",
+    "0x09G": "traffic, phases and caches",
+    "0x0AH": "adversarial tests of the estimator",
+    "0x0DA": "closing a report",
+    "0x0DB": "mistakes in reasoning",
+    "worksheet": "a resource plan",
+    "caveat": "further caveats on compute and memory",
+}
 
 
-def failures() -> tuple[Failure, ...]:
-    """Return every row, in the order of the tables."""
-    found: list[Failure] = []
+def failures() -> tuple[Failure | NotReached, ...]:
+    """Return every row, section by section in the order of the documents."""
+    found: list[Failure | NotReached] = []
     for table in (parameters, state, activations, flops, ownership, traffic, closure):
         found += table.failures()
-    return tuple(found)
+    return tuple(sorted(found, key=lambda row: _place(row.id)))
+
+
+def _place(row: str) -> tuple[int, int, str]:
+    """Return the section's place, the number of the row, and the letter of a row that a table's row was split into."""
+    section, _, number = row.partition("/")
+    digits = number.rstrip("abcdefgh")
+    return list(SECTIONS).index(section), int(digits), number[len(digits) :]
 
 
 def run_failures(only: Iterable[str] | None = None) -> list[FailureResult]:

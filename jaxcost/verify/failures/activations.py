@@ -20,6 +20,7 @@ from jaxcost.verify.failures.common import (
     swapped,
     with_totals,
 )
+from jaxcost.verify.failures.guards import VISIBILITY
 from jaxcost.verify.failures.subjects import EVENTS, prefill, toy, train
 from jaxcost.verify.holding import variant
 from jaxcost.verify.strategies import altered
@@ -155,6 +156,7 @@ def failures() -> list[Failure]:
             "validation of the observation",
             sound=lambda: bundle(_live(), counters=[counter("activations.peak_bytes", PEAK, "bytes", PAYLOAD)]),
             faulty=_invisible,
+            guard=VISIBILITY,
         ),
         against(
             "0x04J/10",

@@ -12,6 +12,7 @@ from jaxcost.reconciliation.report import reconcile
 from jaxcost.reconciliation.rows import Report
 from jaxcost.verify.failures.common import (
     Failure,
+    NotReached,
     against,
     bundle,
     compare,
@@ -22,6 +23,7 @@ from jaxcost.verify.failures.common import (
     tensor_entries,
     with_totals,
 )
+from jaxcost.verify.failures.guards import AXES, PROVENANCE, VISIBILITY
 from jaxcost.verify.failures.subjects import EVENTS, prefill, toy
 from jaxcost.verify.holding import totals
 
@@ -79,7 +81,7 @@ def _whole() -> Report:
     return compare(case, bundle(case, tensors=True))
 
 
-def failures() -> list[Failure]:
+def failures() -> list[Failure | NotReached]:
     """Return the rows of tables 0x0AH and 0x0DA."""
     query = "group0/0/attn/q_proj/weight"
     reshaped = {query: {"shape": [4, 16]}}
@@ -94,6 +96,7 @@ def failures() -> list[Failure]:
             TENSORS,
             sound=lambda: _schema({}),
             faulty=lambda: _schema(reshaped),
+            guard=AXES,
         ),
         reconciled(
             "0x0AH/2",
@@ -118,6 +121,7 @@ def failures() -> list[Failure]:
             OBSERVATION,
             sound=_measured,
             faulty=_provenance,
+            guard=PROVENANCE,
         ),
         reconciled(
             "0x0AH/5",
@@ -135,6 +139,7 @@ def failures() -> list[Failure]:
             TENSORS,
             sound=lambda: _schema({}),
             faulty=lambda: _schema(reshaped),
+            guard=AXES,
         ),
         reconciled(
             "0x0DA/2",
@@ -151,6 +156,7 @@ def failures() -> list[Failure]:
             OBSERVATION,
             sound=_measured,
             faulty=_provenance,
+            guard=PROVENANCE,
         ),
         reconciled(
             "0x0DA/4",
@@ -169,6 +175,7 @@ def failures() -> list[Failure]:
                 prefill(), counters=[counter("activations.peak_bytes", 576, "bytes", "tensor payload only")]
             ),
             faulty=_invisible,
+            guard=VISIBILITY,
         ),
         reconciled(
             "0x0DA/5",
@@ -210,6 +217,7 @@ def failures() -> list[Failure]:
             faulty=lambda: build_case(
                 toy(), {"phase": "prefill", "batch": 8, "seq": 4, "mesh": {"data": 4, "tensor": 3}}
             ),
+            guard="jaxcost.contracts.case:Case._tensor_problems",
         ),
         not_reached(
             "0x0DA/10",

@@ -1,17 +1,21 @@
 """How a failure row is executed: a fault is planted; the check that is named must refuse it and pass the sound input.
 
-Three kinds of check, each the product's own code and none written for the row:
+Four kinds of check, each the product's own code and none written for the row:
 
 - `rejected`: building a record raises `RejectedError`;
 - `reconciled`: a prediction against a supplied bundle leaves a row open, or unmeasured;
-- `property`: a property of `jaxcost.verify.properties` breaks when the prediction carries the fault.
+- `against`: a property of `jaxcost.verify.properties` breaks when the prediction carries the fault;
+- `judged`: the product answers with a word of its own (a verdict, a status), another than to sound input.
 
-A row is `caught` only if the sound input passes the same check; a check that refuses everything catches nothing.
+A row is `caught` only if the sound input passes the same check; a check that refuses everything catches nothing. Each
+row names its guard, the piece of the product that the check rests on (`jaxcost.verify.failures.guards`): without it the
+fault passes too. Ids are `section/row`, the section as in `jaxcost.verify.failures.SECTIONS`, rows counted from 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,15 +27,24 @@ from jaxcost.prediction.rows import Row
 from jaxcost.reconciliation.rows import Report
 from jaxcost.reconciliation.supplied import reconcile_supplied
 from jaxcost.verify import recount
+from jaxcost.verify.failures.guards import Guard, held, passing_over
 from jaxcost.verify.holding import Predict, predicting_with
 from jaxcost.verify.properties import PROPERTIES
 
 Build = Callable[[], object]
+Answer = Callable[[], str]
+# The rule by which a row stays open, or unmeasured, until its numbers close it.
+CLOSURE = {
+    status: Guard("jaxcost.reconciliation.rows:Row.status", passing_over(status)) for status in ("open", "unmeasured")
+}
 
 
 @dataclass(frozen=True)
 class FailureResult:
-    """What came of one row: `caught`, `missed`, or `not reached` with the reason."""
+    """What came of one row: `caught`, `missed` with the reason, or `not reached` with the reason.
+
+    `outcome` is what the check answered to the fault: rejected, open, unmeasured, broken, or a word of the product.
+    """
 
     id: str
     fault: str
@@ -39,53 +52,113 @@ class FailureResult:
     check: str
     status: str
     reason: str = ""
+    outcome: str = ""
+    guard: str = ""
+
+    @property
+    def section(self) -> str:
+        """The table of the document the row belongs to."""
+        return self.id.split("/")[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        data = {"id": self.id, "fault": self.fault, "symptom": self.symptom, "check": self.check, "status": self.status}
+        data = {
+            "id": self.id, "section": self.section, "fault": self.fault, "symptom": self.symptom, "check": self.check,
+            "status": self.status, "outcome": self.outcome, "guard": self.guard,
+        }  # fmt: skip
         return {**data, "reason": self.reason} if self.reason else data
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One row of a failure table. `run` returns "" when the fault is caught, else what went wrong."""
+    """One row of a failure table: what the check answers to sound input and to the fault, and what it should answer.
+
+    `passes` are the answers that let an input through, `wanted` the one that catches the fault.
+    """
 
     id: str
     fault: str
     symptom: str
     check: str
-    run: Callable[[], str] | None
-    reason: str = ""
+    sound: Answer
+    faulty: Answer
+    passes: tuple[str, ...]
+    wanted: str
+    guard: Guard
 
     def result(self) -> FailureResult:
         """Execute the row."""
-        if self.run is None:
-            return FailureResult(self.id, self.fault, self.symptom, self.check, "not reached", self.reason)
-        problem = self.run()
-        status = "missed" if problem else "caught"
-        return FailureResult(self.id, self.fault, self.symptom, self.check, status, problem)
+        good = self.sound()
+        if good not in self.passes:
+            return self._answered("missed", good, f"the sound input is {good}")
+        seen = self.faulty()
+        if seen == self.wanted:
+            return self._answered("caught", seen)
+        return self._answered("missed", seen, f"the faulty input is {seen}, not {self.wanted}")
+
+    def _answered(self, status: str, outcome: str, reason: str = "") -> FailureResult:
+        return FailureResult(self.id, self.fault, self.symptom, self.check, status, reason, outcome, self.guard.target)
 
 
-def not_reached(row: str, fault: str, symptom: str, reason: str) -> Failure:
+@dataclass(frozen=True)
+class NotReached:
+    """A row about components that do not exist yet."""
+
+    id: str
+    fault: str
+    symptom: str
+    reason: str
+    guard: Guard | None = None
+    check: str = "none"
+
+    def result(self) -> FailureResult:
+        """Say why nothing is executed."""
+        return FailureResult(self.id, self.fault, self.symptom, self.check, "not reached", self.reason)
+
+
+def not_reached(row: str, fault: str, symptom: str, reason: str) -> NotReached:
     """Return a row about components that do not exist yet."""
-    return Failure(row, fault, symptom, "none", None, reason)
+    return NotReached(row, fault, symptom, reason)
 
 
-def rejected(row: str, fault: str, symptom: str, check: str, *, faulty: Build, sound: Build) -> Failure:
+def judged(
+    row: str,
+    fault: str,
+    symptom: str,
+    check: str,
+    *,
+    faulty: Answer,
+    sound: Answer,
+    passes: str | tuple[str, ...],
+    wanted: str,
+    guard: Guard | str,
+) -> Failure:
+    """Return a row whose check answers with a word: one of `passes` to sound input, `wanted` to the fault."""
+    named = Guard(guard) if isinstance(guard, str) else guard
+    return Failure(
+        row, fault, symptom, check, sound, faulty, (passes,) if isinstance(passes, str) else passes, wanted, named
+    )
+
+
+def rejected(
+    row: str, fault: str, symptom: str, check: str, *, faulty: Build, sound: Build, guard: Guard | str
+) -> Failure:
     """Return a row whose fault must be refused when a record is built."""
 
-    def run() -> str:
-        try:
-            sound()
-        except RejectedError as error:
-            return f"the sound input was rejected too: {error}"
-        try:
-            faulty()
-        except RejectedError:
-            return ""
-        return "the faulty input was accepted"
+    def answer(build: Build) -> Answer:
+        def answered() -> str:
+            try:
+                build()
+            except RejectedError:
+                return "rejected"
+            return "accepted"
 
-    return Failure(row, fault, symptom, check, run)
+        return answered
+
+    return judged(
+        row, fault, symptom, check, faulty=answer(faulty), sound=answer(sound), passes="accepted", wanted="rejected",
+        guard=guard,
+    )  # fmt: skip
 
 
 def reconciled(
@@ -97,18 +170,16 @@ def reconciled(
     faulty: Callable[[], Report],
     sound: Callable[[], Report],
     status: str = "open",
+    guard: Guard | str | None = None,
 ) -> Failure:
-    """Return a row whose fault must leave the report at `status`; the sound report is exact or explained."""
+    """Return a row whose fault must leave the report at `status`; the sound report is exact or explained.
 
-    def run() -> str:
-        good = sound()
-        if good.status not in ("exact", "explained"):
-            worst = [item.key for item in good.rows if item.status == good.status]
-            return f"the sound report is {good.status} ({', '.join(worst[:4])})"
-        seen = faulty().status
-        return "" if seen == status else f"the faulty report is {seen}, not {status}"
-
-    return Failure(row, fault, symptom, check, run)
+    Without a `guard` of its own the row rests on the rule of closure: what differs and is not explained is open.
+    """
+    return judged(
+        row, fault, symptom, check, faulty=lambda: faulty().status, sound=lambda: sound().status,
+        passes=("exact", "explained"), wanted=status, guard=guard or CLOSURE[status],
+    )  # fmt: skip
 
 
 def against(
@@ -116,20 +187,23 @@ def against(
 ) -> Failure:
     """Return a row whose faulty prediction must break a property that the sound prediction keeps."""
 
-    def run() -> str:
-        subject, check = case(), PROPERTIES[property_name].check
-        try:
-            check(subject)
-        except AssertionError as error:
-            return f"the sound prediction breaks it too: {error}"
-        try:
-            with predicting_with(wrong):
-                check(subject)
-        except AssertionError:
-            return ""
-        return "the faulty prediction keeps the property"
+    def answer(planted: Callable[[], AbstractContextManager[None]]) -> Answer:
+        def answered() -> str:
+            subject = case()
+            try:
+                with planted():
+                    PROPERTIES[property_name].check(subject)
+            except AssertionError:
+                return "broken"
+            return "kept"
 
-    return Failure(row, fault, symptom, f"property {property_name}", run)
+        return answered
+
+    return judged(
+        row, fault, symptom, f"property {property_name}",
+        faulty=answer(lambda: predicting_with(wrong)), sound=answer(nullcontext),
+        passes="kept", wanted="broken", guard=Guard(f"jaxcost.verify.holding:PROPERTIES.{property_name}", held),
+    )  # fmt: skip
 
 
 def with_totals(prediction: Any, ledger: str, **totals: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from jaxcost.contracts.case import Case
 from jaxcost.prediction import ledgers
 from jaxcost.verify.failures.common import Failure, against, bundle, rejected, swapped, with_totals
+from jaxcost.verify.failures.guards import PROVENANCE, Guard, any_text
 from jaxcost.verify.failures.subjects import train
 from jaxcost.verify.holding import variant
 
@@ -82,6 +83,7 @@ def failures() -> list[Failure]:
             "validation of the mesh",
             sound=lambda: train(batch=4, mesh={"fsdp": 4}),
             faulty=lambda: train(batch=3, mesh={"fsdp": 3}),
+            guard="jaxcost.contracts.case:Case._mesh_problems",
         ),
         against(
             "0x07K/2",
@@ -122,6 +124,7 @@ def failures() -> list[Failure]:
             "validation of the observation",
             sound=lambda: bundle(train(mesh={"data": 2})),
             faulty=lambda: bundle(train(mesh={"data": 2}), evidence_class="locally_measured"),
+            guard=PROVENANCE,
         ),
         against(
             "0x07K/7",
@@ -146,6 +149,7 @@ def failures() -> list[Failure]:
             "validation of the mesh",
             sound=lambda: train(mesh={"tensor": 2}, sequence_parallel=True),
             faulty=lambda: train(mesh={"tensor": 2, "sequence": 2}),
+            guard=Guard("jaxcost.contracts.execution:MeshAxis.model_fields.name", any_text),
         ),
         against(
             "0x07K/10",

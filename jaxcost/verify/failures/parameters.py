@@ -21,6 +21,7 @@ from jaxcost.verify.failures.common import (
     tensor_entries,
     with_rows,
 )
+from jaxcost.verify.failures.guards import Guard, ignored
 from jaxcost.verify.failures.subjects import biased, prefill, toy, train, with_attention, with_mlp
 from jaxcost.verify.strategies import altered
 
@@ -163,5 +164,6 @@ def failures() -> list[Failure]:
             "validation of the architecture",
             sound=lambda: Architecture.from_data(toy().to_data()),
             faulty=lambda: Architecture.from_data({**toy().to_data(), "extra_parameters": 1000}),
+            guard=Guard("jaxcost.contracts.architecture:Architecture.model_config.extra", ignored),
         ),
     ]

@@ -12,6 +12,7 @@ from jaxcost.prediction import ledgers
 from jaxcost.reconciliation.rows import Report
 from jaxcost.verify import recount
 from jaxcost.verify.failures.common import Failure, against, bundle, compare, counter, reconciled, rejected, with_totals
+from jaxcost.verify.failures.guards import Guard, ignored
 from jaxcost.verify.failures.subjects import toy, train
 from jaxcost.verify.strategies import altered
 
@@ -72,11 +73,21 @@ def failures() -> list[Failure]:
     return [
         rejected(
             "0x03K/1",
-            "mixed precision is declared as 16 bytes a parameter, with no objects",
+            "mixed precision is declared as 16 bytes a parameter",
             "the coefficient may fit another runtime",
             "validation of the state policy",
             sound=_policy,
-            faulty=lambda: _policy(objects=[], bytes_per_parameter=16),
+            faulty=lambda: _policy(bytes_per_parameter=16),
+            guard=Guard("jaxcost.contracts.state:StatePolicy.model_config.extra", ignored),
+        ),
+        rejected(
+            "0x03K/1b",
+            "a total of bytes is declared with no objects that hold them",
+            "nobody says what is stored",
+            "validation of the state policy",
+            sound=_policy,
+            faulty=lambda: _policy(objects=[]),
+            guard="jaxcost.contracts.state:StatePolicy.problems",
         ),
         against(
             "0x03K/2",

@@ -11,6 +11,7 @@ from jaxcost.reconciliation.rows import Report
 from jaxcost.verify import recount
 from jaxcost.verify.failures.common import (
     Failure,
+    NotReached,
     against,
     bundle,
     compare,
@@ -21,6 +22,7 @@ from jaxcost.verify.failures.common import (
     shifted,
     swapped,
 )
+from jaxcost.verify.failures.guards import PROVENANCE
 from jaxcost.verify.failures.subjects import decode, prefill, toy, train
 from jaxcost.verify.holding import variant
 
@@ -52,7 +54,7 @@ def _blockwise(case: Case) -> Any:
     return ledgers.predict(variant(case, attention="blockwise", attention_block=2))
 
 
-def failures() -> list[Failure]:
+def failures() -> list[Failure | NotReached]:
     """Return the rows of table 0x09G."""
     right = _scheduled(prefill())
     return [
@@ -71,6 +73,7 @@ def failures() -> list[Failure]:
             "validation of the observation",
             sound=lambda: bundle(prefill()),
             faulty=lambda: bundle(prefill(), evidence_class="locally_measured"),
+            guard=PROVENANCE,
         ),
         not_reached(
             "0x09G/3",
@@ -109,6 +112,7 @@ def failures() -> list[Failure]:
             "validation of the case",
             sound=train,
             faulty=lambda: train().replaced(state=prefill().state),
+            guard="jaxcost.contracts.case:Case.problems",
         ),
         against(
             "0x09G/8",
