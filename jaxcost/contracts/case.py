@@ -121,6 +121,9 @@ class Case(Record):
         if context > 1 and work.phase == "decode":
             rule = "decode has one new row, which a context axis cannot split"
             yield Problem("execution.mesh.context", context, rule, "leave the axis out")
+        elif context > 1 and work.continues:
+            rule = f"the {work.past_tokens} cached rows of a prompt are not split over a context axis"
+            yield Problem("execution.mesh.context", context, rule, "leave the axis out")
         elif rows % context:
             rule = f"context must divide the rows of a sequence ({rows})"
             yield Problem("execution.mesh.context", context, rule, "use a divisor of seq")
@@ -305,6 +308,10 @@ def build_case(
             work[name] = options[name]
     if "past" in options:
         work["past_tokens"] = options["past"]
+        if phase == "prefill" and options["past"] not in (0, None):
+            rule = "a prefill starts from an empty cache; a part of a prompt over cached rows is counted by sensitivity"
+            remedy = "write 0, use phase decode, or vary the field visible (jaxcost sensitivity --set visible=N)"
+            problems.append(Problem("workload.past_tokens", work.pop("past_tokens"), rule, remedy))
     run = {
         name: options[name]
         for name in (

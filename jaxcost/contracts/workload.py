@@ -1,6 +1,7 @@
 """How a graph is used: phase, rows, logits rows and attention plan.
 
-Rows follow one rule in every phase: `visible = past + new`, queries are the new rows. Ragged or packed work gives the
+Rows follow one rule in every phase: `visible = past + new`, queries are the new rows. A prefill with past rows is a
+later part of a prompt, over a cache that is handed in; it is counted, not executed. Ragged or packed work gives the
 `lengths` of its sequences; ledgers then use the sums of L and of L squared instead of batch x rows.
 """
 
@@ -39,9 +40,8 @@ class Workload(Record):
             yield Problem(
                 "new_tokens", self.new_tokens, "decode computes one new token per sequence", "write 1 (--seq 1)"
             )
-        if self.phase != "decode" and self.past_tokens:
-            rule = f"{self.phase} starts from an empty cache"
-            yield Problem("past_tokens", self.past_tokens, rule, "write 0, or use phase decode")
+        if self.phase == "training" and self.past_tokens:
+            yield Problem("past_tokens", self.past_tokens, "training keeps no cache", "write 0, or use phase decode")
         if self.phase == "training" and self.logits != "all":
             rule = "training supervises every row"
             yield Problem("logits", self.logits, rule, "write all; final-row logits belong to prefill and decode")
@@ -66,10 +66,18 @@ class Workload(Record):
         if lengths and max(lengths) != self.new_tokens:
             rule = f"the longest must equal new_tokens ({self.new_tokens})"
             yield Problem("lengths", max(lengths), rule, "set new_tokens to the longest length")
-        if self.phase == "decode":
+        if self.continues:
             yield Problem(
-                "lengths", list(lengths[:4]), "ragged decode is not supported", "use one past length for the batch"
+                "lengths",
+                list(lengths[:4]),
+                "ragged rows over a cache are not supported",
+                "use one past length for the batch",
             )
+
+    @property
+    def continues(self) -> bool:
+        """Whether a cache is handed in: in decode, and in a prefill with past rows."""
+        return self.phase == "decode" or self.past_tokens > 0
 
     @property
     def visible_tokens(self) -> int:

@@ -53,7 +53,7 @@ class _Replay:
         tensor = self.program.tensors[name]
         if key in self.live or tensor.role in ("parameter", "view", "input", "onchip"):
             return
-        if tensor.role == "cache" and self.program.case.workload.phase == "decode":
+        if tensor.role == "cache" and self.program.case.workload.continues:
             return  # written in place into the donated argument
         self.live[key] = payload_bytes(self.program.device_elements(tensor, self.sizes), tensor.dtype)
 

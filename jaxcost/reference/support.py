@@ -71,6 +71,9 @@ def _step_problems(case: Case) -> Iterator[Problem]:
     if work.lengths is not None:
         rule = "this network runs full rectangles; ragged lengths are counted by the ledgers only"
         yield Problem("workload.lengths", list(work.lengths[:4]), rule, "leave lengths out")
+    if work.phase == "prefill" and work.continues:
+        rule = "this network prefills into an empty cache; rows over cached ones are counted by the ledgers only"
+        yield Problem("workload.past_tokens", work.past_tokens, rule, "use phase decode, or leave past rows out")
     if case.execution.zero:
         rule = "ZeRO stages are counted by the ledgers but not executed by this network"
         yield Problem("execution.zero", case.execution.zero, rule, "use an fsdp axis, or zero = 0")

@@ -63,11 +63,11 @@ def rotary(b: Builder, scope: str, x: str, leaf: str, rows: str, spec: Rotary) -
 
 
 def _cache(b: Builder, scope: str, leaf: str, new: str) -> str:
-    """Write the new rows into the cache; in prefill they are the cache."""
+    """Write the new rows into the cache; of a whole prompt they are the cache."""
     dtype = b.case.state.kv_dtype
     out = b.tensor(f"{scope}/{leaf}", "b t k e", dtype, "cache", scope)
     inputs: tuple[str, ...] = (new,)
-    if b.case.workload.phase == "decode":
+    if b.case.workload.continues:
         inputs = (new, b.tensor(f"{scope}/past_{leaf}", "b t k e", dtype, "input", scope))
     b.primitive("cache_write", scope, inputs, (out,))
     return out

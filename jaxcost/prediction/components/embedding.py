@@ -23,7 +23,7 @@ def embed(b: Builder) -> str:
     """Append the embedding and return the residual stream [b, s, d]."""
     arch = b.case.architecture
     tokens = b.tensor("tokens", "b s", "int32", "input", "embed")
-    if b.case.workload.phase == "decode":  # also where no table needs it: it places the new rows in the cache
+    if b.case.workload.continues:  # also where no table needs it: it places the new rows in the cache
         b.tensor("position", "", "int32", "input", "embed")
     width = "w" if arch.embedding_width else "d"
     x = b.lookup("embed/tokens", b.parameter(TABLE, f"v {width}"), tokens, f"b s {width}")

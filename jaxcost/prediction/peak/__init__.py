@@ -69,6 +69,8 @@ def outside(program: Program) -> str:
         return "the partitioner's own choices (sharding auto) follow from no declaration"
     if work.lengths is not None:
         return "ragged rows are not executed by the reference program"
+    if work.phase == "prefill" and work.continues:
+        return "a prefill over cached rows is not executed by the reference program"
     if work.attention not in ("materialised", "blockwise"):
         return f"the workspace of the {work.attention} kernel is the library's own"
     if run.sequence_parallel:
