@@ -1,7 +1,7 @@
 """Formulas: the same program and the same folds on sympy symbols.
 
 Only this module imports sympy, inside its functions. Kinds of layer, ties, biases, dtypes and policies are the
-case's; the extents become symbols: B batch, S new rows, T visible rows of a step over a cache, R a number of logits rows, d
+case's; the extents become symbols: B batch, S new rows, T rows visible over a cache, R a number of logits rows, d
 hidden, w columns of a narrower token table, V vocabulary, P position rows, and for each group of layers L, H, K, E, F
 (layers, query heads, K/V heads, head width, MLP width; numbered where there are several groups). A sliding window is
 W, with its place in the cycle where the cycle has several (W_0, W_1); the cycle itself is the case's. A formula is
