@@ -13,7 +13,7 @@ from jaxcost.contracts.dtypes import payload_bytes
 from jaxcost.prediction.domain import domain_of
 from jaxcost.prediction.liveness import Peak, program_peak, supplied_peak
 from jaxcost.prediction.program import Program
-from jaxcost.prediction.replay import Saved, walk
+from jaxcost.prediction.replay import Saved, saveable_name, walk
 from jaxcost.prediction.rows import Ledger, Row
 from jaxcost.prediction.stages import Rank, Stage, ranks, share
 
@@ -66,12 +66,20 @@ def saved(program: Program, remat: str | None = None) -> tuple[Row, ...]:
         tensor = program.tensors[item.name]
         counts = (program.elements(tensor, whole), program.device_elements(tensor))
         each, here = (payload_bytes(count, tensor.dtype) for count in counts)
+        last = item.needed_by[-1]
         fields = {
             "axes": tensor.axes,
             "dtype": tensor.dtype,
             "layers": item.copies,
             "role": tensor.role,
+            "elements": counts[0],
             "bytes_per_layer": each,
+            "copies": item.copies,
+            "placement": "host" if on_host(program, item) else "device",
+            "needed_by": item.needed_by,
+            "created": f"{program.producers[item.name].scope} forward",
+            "last_use": last,
+            "released": f"after {last}",
         }
         rows.append(
             Row(
@@ -88,6 +96,13 @@ def saved(program: Program, remat: str | None = None) -> tuple[Row, ...]:
             )
         )
     return tuple(rows)
+
+
+def on_host(program: Program, item: Saved) -> bool:
+    """Return whether the case's policy rests a saved tensor in host memory."""
+    run = program.case.execution
+    by_name = run.remat == "save_and_offload_only_these_names"
+    return by_name and saveable_name(program, item.name) in run.remat_names
 
 
 def activations(program: Program) -> Ledger:

@@ -30,6 +30,8 @@ from jaxcost.prediction.transfers import Transfer, participants, transfers
 
 CONVENTION = "payload of one device: the whole array before a reduction, after a gather, as sent otherwise"
 OMITTED = "headers, retries, routes, padding of communication buckets"
+NO_NODES = "how many devices share a node is a fact of the target, and none is named"
+UNEVEN = "the groups of this collective lie differently on nodes"
 UNKNOWN_FACTORS = "which factors of Adafactor are reduced over sharded axes is not predicted in this version"
 
 
@@ -69,14 +71,17 @@ def _row(program: Program, found: Transfer, devices_per_node: int | None) -> Row
     itemsize = BITS[found.dtype] // 8
     padded = ceil_div(found.elements, count) * count * itemsize
     inside = between = None
+    reason = "" if devices_per_node is not None else NO_NODES
     if devices_per_node is not None:
         mesh, axes = _on_mesh(program, found.axes)
         level = algorithms.levels(mesh, axes, devices_per_node)
+        reason = "" if level is not None else UNEVEN
         if level is not None:
             inside, between = algorithms.hierarchical_send_bytes(found.kind, padded, level)
     into, out = algorithms.ends(found.kind, payload, count)
     fields: dict[str, Any] = {
         "kind": found.kind,
+        "boundary": "between devices",
         "axis": ",".join(found.axes),
         "participants": count,
         "dtype": found.dtype,
@@ -94,6 +99,8 @@ def _row(program: Program, found: Transfer, devices_per_node: int | None) -> Row
         "inside_send_bytes": inside,
         "between_send_bytes": between,
     }
+    if reason:
+        fields["reason"] = reason
     if found.terms:
         fields["terms"] = found.terms
     return Row(

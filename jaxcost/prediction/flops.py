@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from jaxcost.contracts.kernels import SPLASH_ROWS, splash_block, splash_scheduled_pairs
-from jaxcost.prediction.program import Contraction, Op, Program
+from jaxcost.prediction.program import Contraction, Op, Program, matrix_axes
 from jaxcost.prediction.replay import declared, split_backward, walk
 from jaxcost.prediction.rows import Ledger, Row
 from jaxcost.prediction.stages import Rank, overlap, ranks, share
@@ -75,6 +75,9 @@ def flops(program: Program) -> Ledger:
     Splash computes only the blocks that a causal mask leaves; its rows say so in `scheduled_pairs` per head, next to a
     value that follows the convention.
 
+    A row's value is 2 x `rows` x its other axes x `layers`; of a pairwise product, 2 x `pair_count` (of all its layers)
+    x its other axes. `matrix` reads the product that is executed, for a gradient `product`, as m x k by k x n.
+
     `forward_causal` counts legal pairs only, whatever the convention of the other totals. `per_device` values are those
     of the worst device: sequences over data and fsdp, their rows over context, heads, MLP width and vocabulary over
     tensor, the layers of the busiest pipeline rank.
@@ -122,13 +125,20 @@ def _row(
         "microbatches": program.case.workload.accumulate,
     }
     fields.update({axis: program.sizes.axis(axis, op.group) for axis in op.axes.split()})
+    if operand:
+        fields |= {"gradient_of": operand, "product": op.gradient_spec(operand)}
+    fields["matrix"] = matrix_axes(fields.get("product", op.spec))
+    joint = " ".join(axis for axis in op.axes.split() if axis in "bstr")
+    if program.is_pairwise(op):
+        fields["pairs"] = pairs
+        fields["pair_count"] = program.sizes.over_layers(joint, op.group, op.first, op.repeat, pairs)
+    else:
+        fields["rows"] = program.sizes.product(joint, op.group)
     if program.case.workload.attention == "splash" and program.is_pairwise(op):
         fields |= _scheduled(program)
     windows = program.sizes.windows[op.group] if op.group is not None and program.sizes.windows else ()
     if windows and program.is_pairwise(op):
         fields["windows"] = windows
-    if operand:
-        fields["gradient_of"] = operand
     if cause:
         fields["cause"] = cause
     return Row(

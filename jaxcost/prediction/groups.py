@@ -221,6 +221,11 @@ def group_rows(program: Program) -> tuple[Row, ...]:
                 "shard_bytes": group.shard_bytes,
                 "missing_bytes": group.missing_bytes,
                 "dtype": program.case.state.compute_dtype,
+                "placement": "device",
+                "created": "gathered before use",
+                "released": "after the products of each pass"
+                if program.case.execution.fsdp.reshard
+                else "after backward",
             }
             scope = "" if group.name in ("root", "remainder") else group.name.rsplit("/", 1)[0]
             rows.append(

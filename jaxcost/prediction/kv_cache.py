@@ -31,7 +31,21 @@ def kv_cache(program: Program) -> Ledger:
         for window, layers in sizes.by_window(tensor.group, 0, tensor.repeat):
             least = least + payload_bytes(sizes.kept_rows(window) * width, dtype) * layers
         minimum = minimum + least
-        fields = {"layers": tensor.repeat, "dtype": dtype, "axes": tensor.axes, "minimum_bytes": least}
+        work = program.case.workload
+        fields = {
+            "layers": tensor.repeat,
+            "dtype": dtype,
+            "axes": tensor.axes,
+            "elements": program.elements(tensor),
+            "copies": tensor.repeat,
+            "placement": "device",
+            "created": "by an earlier call and appended to" if work.past_tokens else "by this call",
+            "released": "with its requests",
+            "past_rows": sizes.axis("t") - sizes.axis("s"),
+            "new_rows": sizes.axis("s"),
+            "visible_rows": sizes.axis("t"),
+            "minimum_bytes": least,
+        }
         rows.append(
             Row(
                 tensor.name,

@@ -66,7 +66,14 @@ def transfer_rows(program: Program) -> tuple[Row, ...]:
         everywhere = each * sum(rank_bytes(program, objects[item.object], None, rank) for rank in ranks(program))
         for direction, times in zip(DIRECTIONS, (item.into, item.out), strict=True):
             if times:
-                fields = {"role": item.role, "times": times, "bytes_each": item.bytes, "direction": direction}
+                fields = {
+                    "role": item.role,
+                    "dtype": objects[item.object].dtype,
+                    "boundary": "host memory and device memory",
+                    "times": times,
+                    "bytes_each": item.bytes,
+                    "direction": direction,
+                }
                 rows.append(
                     Row(
                         item.object,

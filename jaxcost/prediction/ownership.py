@@ -105,15 +105,19 @@ def ownership(program: Program) -> Ledger:
 def _state_row(program: Program, item: Any, found: Holding) -> Row:
     """Return the row of a state object: bytes a parameter, by which axes its bytes are divided, what all devices hold.
 
-    `divided` gives the bytes of one global copy by the axes that divide them.
+    `divided` gives the bytes of one global copy by the axes that divide them, `replicated_over` the axes over which
+    those bytes are held again. A mesh axis `pipeline` does neither: it gives whole layers to ranks.
     """
     run = program.case.execution
     each, width = run.device_count // run.degree("pipeline"), item.copies
     divided: dict[str, Any] = {}
+    replicated: dict[str, list[str]] = {}
     for rank in ranks(program):
         for array in shards(program, item, None, rank):
             label = " x ".join(f"{axis}={degree}" for axis, degree in array.divided) or "whole"
             divided[label] = divided.get(label, 0) + payload_bytes(array.scalars, item.dtype) * width
+            cut = {"pipeline", *(axis for axis, _ in array.divided)}
+            replicated[label] = [axis for axis in run.mesh_sizes if axis not in cut]
     unique = sum(entry.scalars for entry in population(program, "loaded"))
     per = found.bytes / unique if domain_of(found.bytes, unique) == "sympy" else Fraction(found.bytes, unique)
     cluster = each * sum(rank_bytes(program, item, None, rank) for rank in ranks(program))
@@ -124,6 +128,10 @@ def _state_row(program: Program, item: Any, found: Holding) -> Row:
         "copies": item.copies,
         "bytes_per_parameter": per,
         "divided": divided,
+        "replicated_over": replicated,
+        "created": item.created,
+        "released": item.released,
+        "elements": found.elements,
         "padding": found.padding,
         "cluster_bytes": cluster,
         "placement": resting_place(program.case, item),
@@ -250,7 +258,7 @@ def arguments(program: Program) -> tuple[Holding, ...]:
     found = [held(program, item) for item in objects]
     roles = {item.role for item in objects}
     if program.case.state.optimizer in COUNTED_STEPS and "step" not in roles:
-        found.append(Holding("step", "", "step", 4, 4, 0))
+        found.append(Holding("step", "", "step", 4, 4, 0, dtype="int32", elements=1))
     found += [_tensor(program, name, "input") for name, tensor in program.tensors.items() if tensor.role == "input"]
     return tuple(found)
 
@@ -266,4 +274,5 @@ def _tensor(program: Program, name: str, role: str) -> Holding:
     tensor = program.tensors[name]
     sizes = (program.sizes, program.device_sizes)
     whole, local = (payload_bytes(program.elements(tensor, s), tensor.dtype) * tensor.repeat for s in sizes)
-    return Holding(name, tensor.scope, role, whole, local, 0)
+    elements = program.elements(tensor) * tensor.repeat
+    return Holding(name, tensor.scope, role, whole, local, 0, dtype=tensor.dtype, elements=elements)

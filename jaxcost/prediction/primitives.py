@@ -65,30 +65,40 @@ def primitives(program: Program) -> Ledger:
 
 
 def _rows(program: Program, op: Op, phase: str, counts: tuple[Count, ...], cause: str = "") -> list[Row]:
-    sums: dict[str, Any] = {}
+    terms: dict[str, list[dict[str, Any]]] = {}
     for count in counts:
-        value = count.coefficient * program.sizes.product(count.axes, op.group) * op.repeat
-        sums[count.kind] = sums.get(count.kind, 0) + value
-    fields = {"op": getattr(op, "kind", "lookup"), "layers": op.repeat}
+        extent = program.sizes.product(count.axes, op.group)
+        term = {"coefficient": count.coefficient, "axes": count.axes, "extent": extent}
+        terms.setdefault(count.kind, []).append(term)
+    fields: dict[str, Any] = {"op": getattr(op, "kind", "lookup"), "layers": op.repeat}
     if cause:
         fields["cause"] = cause
-    return [
-        Row(kind, op.scope, phase, n, "primitives", fields, CONVENTION, OMITTED, region=op.region)
-        for kind, n in sums.items()
-    ]
+    return [_row(kind, op.scope, phase, {**fields, "terms": each}, op.region) for kind, each in terms.items()]
+
+
+def _row(kind: str, scope: str, phase: str, fields: dict[str, Any], region: str = "") -> Row:
+    """Return a row whose value is the layers times the sum of coefficient x extent over its terms."""
+    value = fields["layers"] * sum(term["coefficient"] * term["extent"] for term in fields["terms"])
+    return Row(kind, scope, phase, value, "primitives", fields, CONVENTION, OMITTED, region=region)
 
 
 def optimizer_rows(program: Program) -> list[Row]:
     """Return the counts of one update of every trainable array."""
     optimizer = program.case.state.optimizer
-    sums: dict[str, Any] = {}
+    scalars: dict[str, dict[int, Any]] = {}
     for entry in population(program, "updated"):
         per = OPTIMIZERS.get(optimizer)
         if per is None:
             per = ADAFACTOR_FACTORED if factored_axes(entry.shape) else ADAFACTOR_DENSE
         for kind, coefficient in per.items():
-            sums[kind] = sums.get(kind, 0) + coefficient * entry.stored
-    fields = {"optimizer": optimizer, "per": "updated scalar"}
-    return [
-        Row(kind, "optimizer", "optimizer", n, "primitives", fields, CONVENTION, OMITTED) for kind, n in sums.items()
-    ]
+            counted = scalars.setdefault(kind, {})
+            counted[coefficient] = counted.get(coefficient, 0) + entry.stored
+    rows = []
+    for kind, counted in scalars.items():
+        terms = [
+            {"coefficient": coefficient, "axes": "updated scalars", "extent": extent}
+            for coefficient, extent in counted.items()
+        ]
+        fields = {"op": "update", "layers": 1, "optimizer": optimizer, "per": "updated scalar", "terms": terms}
+        rows.append(_row(kind, "optimizer", "optimizer", fields))
+    return rows

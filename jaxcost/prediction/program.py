@@ -114,6 +114,23 @@ class Contraction(Op):
         left, right, out = (set(part.split()) for part in self.operand_axes)
         return tuple(sorted(left & right & out))
 
+    def gradient_spec(self, operand: str) -> str:
+        """Return the product that makes the gradient of an operand: the output's gradient stands in its place."""
+        left, right, out = self.operand_axes
+        return f"{out}, {right} -> {left}" if operand == self.inputs[0] else f"{left}, {out} -> {right}"
+
+
+@lru_cache(maxsize=256)
+def matrix_axes(spec: str) -> dict[str, str]:
+    """Return the axes of a product read as `batch` times an m x k by k x n matrix product; k is summed over."""
+    left, right, out = (part.split() for part in _parsed(spec)[0])
+    return {
+        "batch": " ".join(axis for axis in left if axis in right and axis in out),
+        "m": " ".join(axis for axis in left if axis not in right),
+        "n": " ".join(axis for axis in right if axis not in left),
+        "k": " ".join(axis for axis in left if axis in right and axis not in out),
+    }
+
 
 @lru_cache(maxsize=256)
 def _parsed(spec: str) -> tuple[tuple[str, str, str], str]:

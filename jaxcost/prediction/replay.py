@@ -120,11 +120,16 @@ POLICIES: dict[str, Policy] = {
 
 
 class Saved(NamedTuple):
-    """One tensor kept for the backward pass: `copies` layers' worth, needed in `region` (`block` or `outside`)."""
+    """One tensor kept for the backward pass: `copies` layers' worth, needed in `region` (`block` or `outside`).
+
+    `needed_by` names what uses it, in the order of the backward pass: the gradients that a product makes of it, the
+    backward pass of other ops, and the ops that run again from it.
+    """
 
     name: str
     copies: Any
     region: str
+    needed_by: tuple[str, ...] = ()
 
 
 class Walk(NamedTuple):
@@ -161,11 +166,20 @@ def walk(program: Program, remat: str | None = None, policy: Policy | None = Non
     useful: set[int] = set()
     kernel: set[int] = set()
     seen: set[tuple[str, str, bool]] = set()
-    # (tensor, segment that wants it, wanted by a backward pass and not by a replayed op)
-    queue = [(tensor, "" if whole else op.segment, True) for op in program.ops for tensor in op.needs]
+    # (tensor, segment that wants it) to the uses it is wanted for, with the place of each in the backward pass
+    uses: dict[tuple[str, str], dict[tuple[int, int, str], None]] = {}
+    place = {id(op): index for index, op in enumerate(program.ops)}
+    # (tensor, segment that wants it, wanted by a backward pass and not by a replayed op), and what for
+    queue = [
+        ((tensor, "" if whole else op.segment, True), (1, -place[id(op)], use))
+        for op in program.ops
+        for tensor in op.needs
+        for use in _backward_uses(op, tensor)
+    ]
     while queue:
-        key = queue.pop()
+        key, use = queue.pop()
         tensor, wanted, direct = program.tensors[key[0]], key[1], key[2]
+        uses.setdefault(key[:2], {})[use] = None
         if key in seen or tensor.role in PERSISTENT:
             continue
         seen.add(key)
@@ -180,11 +194,25 @@ def walk(program: Program, remat: str | None = None, policy: Policy | None = Non
             region = "outside" if leaves or not op.segment else "block"
             saved[tensor.name, wanted] = Saved(tensor.name, 1 if leaves else tensor.repeat, region)
             continue
-        queue.extend((name, wanted, inside and direct) for name in op.inputs)
+        again = (0, place[id(op)], f"{op.scope} run again")
+        queue.extend(((name, wanted, inside and direct), again) for name in op.inputs)
     order = {name: index for index, name in enumerate(program.tensors)}
-    found = sorted(saved.values(), key=lambda item: order[item.name])
+    found = [
+        item._replace(needed_by=tuple(use[2] for use in sorted(uses[key])))
+        for key, item in sorted(saved.items(), key=lambda pair: order[pair[1].name])
+    ]
     ops = program.ops
     return Walk(tuple(found), tuple(op for op in ops if id(op) in useful), tuple(op for op in ops if id(op) in kernel))
+
+
+def _backward_uses(op: Op, tensor: str) -> tuple[str, ...]:
+    """Return for which results the backward pass of an op needs a tensor."""
+    if not isinstance(op, Contraction):
+        return (f"{op.scope} backward",)
+    left, right = op.inputs
+    return tuple(f"d {name}" for name in op.gradients if tensor == (right if name == left else left)) or (
+        f"{op.scope} backward",
+    )
 
 
 def split_backward(program: Program) -> tuple[Op, ...]:

@@ -66,6 +66,8 @@ def row_rows(program: Program) -> tuple[Row, ...]:
     if run.degree("context") > 1:
         for item in keys_values(program):
             fields = {**item._asdict(), "remote_bytes": item.remote_bytes, "method": run.context_method}
+            fields |= {"dtype": program.case.state.kv_dtype, "copies": 1, "placement": "device"}
+            fields |= {"created": "before the pairwise products", "released": "after them"}
             convention = "one layer, one microbatch; a ring receives the next block while it uses the last"
             rows.append(
                 Row(
@@ -82,7 +84,15 @@ def row_rows(program: Program) -> tuple[Row, ...]:
             )
     if run.sequence_parallel:
         whole, own = stream_bytes(program)
-        fields = {"ranks": run.degree("tensor"), "axes": "b s d"}
+        fields = {
+            "ranks": run.degree("tensor"),
+            "axes": "b s d",
+            "dtype": program.tensors["group0/in"].dtype,
+            "copies": 1,
+            "placement": "device",
+            "created": "by each residual sum",
+            "released": "after its last use",
+        }
         convention = "one microbatch; rows over the tensor ranks, weights not split by it"
         rows.append(
             Row("stream", "", "forward", whole, "bytes", fields, convention, "the gathered operand", per_device=own)

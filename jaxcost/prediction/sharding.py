@@ -27,7 +27,7 @@ from jaxcost.prediction.domain import ceil_div, exact_div
 from jaxcost.prediction.parameters import Entry
 from jaxcost.prediction.program import Program
 from jaxcost.prediction.stages import Rank, ranks
-from jaxcost.prediction.state import array_shape, factored_axes, object_bytes, population
+from jaxcost.prediction.state import array_shape, factored_axes, object_bytes, object_scalars, population
 
 SHARDED = {"d": "fsdp", "h": "tensor", "k": "tensor", "f": "tensor", "v": "tensor"}
 ROLE_STAGE = {"parameter": 3, "gradient": 2, "gradient_copy": 2}
@@ -39,7 +39,8 @@ class Holding(NamedTuple):
 
     `bytes` is one global copy, `per_device` what the worst device holds in its own memory, `padding` what rounding up
     adds to a global copy, `host` what the worst device keeps in host memory. Over all devices of a mesh without a
-    pipeline, (per_device + host) x devices is the replicas times (bytes + padding), array by array.
+    pipeline, (per_device + host) x devices is the replicas times (bytes + padding), array by array. `elements` are
+    those of the global copy, all `copies` of it, without padding.
     """
 
     object: str
@@ -49,6 +50,9 @@ class Holding(NamedTuple):
     per_device: Any
     padding: Any
     host: Any = 0
+    dtype: str = ""
+    elements: Any = None
+    copies: int = 1
 
 
 class Shards(NamedTuple):
@@ -212,4 +216,7 @@ def held(program: Program, item: StateObject, stage: int | None = None, rank: Ra
     local = rank_bytes(program, item, stage, rank or worst_rank(program, stage))
     host = resting_place(program.case, item) == "host"
     own, away = (0, local) if host else (local, 0)
-    return Holding(item.name, "", item.role, object_bytes(program, item), own, padding, away)
+    count = object_scalars(program, item) * item.copies
+    return Holding(
+        item.name, "", item.role, object_bytes(program, item), own, padding, away, item.dtype, count, item.copies
+    )

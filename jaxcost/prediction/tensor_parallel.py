@@ -39,6 +39,7 @@ class Local(NamedTuple):
         output_bytes: what the product leaves on a device; a partial sum for a row.
         kept_bytes: what is left of that after the collective.
         collective: `all_reduce`, `reduce_scatter` or empty, on the output in the forward pass.
+        dtype: of the output.
     """
 
     scope: str
@@ -52,6 +53,7 @@ class Local(NamedTuple):
     output_bytes: Any
     kept_bytes: Any
     collective: str
+    dtype: str
 
 
 def locals_of(program: Program) -> tuple[Local, ...]:
@@ -101,6 +103,7 @@ def _local(program: Program, op: Op, weight: Tensor) -> Local:
         payload_bytes(program.device_elements(out), out.dtype) if kind.endswith("row") else
         payload_bytes(program.elements(out, sizes), out.dtype),
         collective,
+        out.dtype,
     )  # fmt: skip
 
 
@@ -111,6 +114,7 @@ def contraction_rows(program: Program) -> tuple[Row, ...]:
     rows = []
     for local in locals_of(program):
         fields = {name: value for name, value in local._asdict().items() if name != "scope"}
+        fields |= {"copies": 1, "placement": "device", "created": "by the product", "released": "after its last use"}
         rows.append(
             Row(
                 f"{local.kind} parallel" if local.axis else "not sliced",

@@ -11,6 +11,7 @@ written once) bound any schedule of the same ops.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -22,7 +23,14 @@ from jaxcost.prediction.program import Contraction, Lookup, Op, Primitive, Progr
 from jaxcost.prediction.replay import declared
 from jaxcost.prediction.rows import Ledger, Row
 
-BOUNDARY = "logical payload between device memory and chip"
+BOUNDARY = "device memory and chip"
+CONVENTION = "logical payload between device memory and chip: "
+# What each schedule takes for granted.
+SCHEDULES = {
+    "one pass": "both operands of an isolated product are read whole once, its result is written once",
+    "materialised": "every stage reads its operands whole once and writes its result once",
+    "blockwise": "a block stays on chip while all rows of the other side pass by, once for each block",
+}
 OMITTED = "cache hits, sectors, replays, padding, workspace"
 
 
@@ -70,11 +78,14 @@ def _divide(a: Any, b: Any) -> Any:
     return ratio.numerator if ratio.denominator == 1 else ratio
 
 
-def _bytes(program: Program, name: str) -> Any:
-    """Return the bytes of one layer's copy of a tensor, a weight in the compute dtype it is multiplied in."""
+def _payload(program: Program, name: str) -> tuple[Any, str]:
+    """Return the elements of one layer's copy of a tensor, and its type: a weight's is that it is multiplied in."""
     tensor = program.tensors[name]
-    dtype = program.case.state.compute_dtype if program.is_weight(name) else tensor.dtype
-    return payload_bytes(program.elements(tensor), dtype)
+    return program.elements(tensor), program.case.state.compute_dtype if program.is_weight(name) else tensor.dtype
+
+
+def _bytes(program: Program, name: str) -> Any:
+    return payload_bytes(*_payload(program, name))
 
 
 def traffic(program: Program) -> Ledger:
@@ -113,13 +124,25 @@ def _row(
     direction: str,
     schedule: str = "one pass",
     times: Any = 1,
-    size: Any = None,
+    payload: tuple[Any, str] | None = None,
     scope: str = "",
 ) -> Row:
-    each = _bytes(program, name.removeprefix("d ")) if size is None else size
-    fields = {"direction": direction, "bytes": each, "multiplicity": times, "layers": op.repeat, "schedule": schedule}
+    tensor = name.removeprefix("d ")
+    elements, dtype = payload or _payload(program, tensor)
+    each = payload_bytes(*payload) if payload else _bytes(program, tensor)
+    fields = {
+        "direction": direction,
+        "boundary": BOUNDARY,
+        "elements": elements,
+        "dtype": dtype,
+        "bytes": each,
+        "multiplicity": times,
+        "layers": op.repeat,
+        "schedule": schedule,
+    }
+    convention = CONVENTION + SCHEDULES.get(schedule, SCHEDULES["blockwise"])
     value = each * times * op.repeat
-    return Row(name, scope or op.scope, phase, value, "bytes", fields, BOUNDARY, OMITTED, region=op.region)
+    return Row(name, scope or op.scope, phase, value, "bytes", fields, convention, OMITTED, region=op.region)
 
 
 def _operands(op: Contraction) -> list[tuple[str, str]]:
@@ -170,19 +193,9 @@ def _stage_backward(program: Program, steps: list[Op]) -> list[Row]:
     for op in reversed(steps):
         if isinstance(op, Contraction):
             rows += [
-                Row(
-                    r.object,
-                    r.scope,
-                    r.phase,
-                    r.value,
-                    r.unit,
-                    {**r.fields, "schedule": plan},
-                    r.convention,
-                    r.omitted,
-                    region=r.region,
-                )
-                for r in _gemm_rows(program, op)
-                if r.phase == "backward"
+                replace(row, fields={**row.fields, "schedule": plan}, convention=CONVENTION + SCHEDULES[plan])
+                for row in _gemm_rows(program, op)
+                if row.phase == "backward"
             ]
         elif op.gradients:
             out = f"d {op.outputs[0]}"
@@ -196,19 +209,19 @@ def _blocks(program: Program, rows: Any) -> Any:
     return exact_div(rows, work.block_for(rows) if isinstance(rows, int) else work.attention_block)
 
 
-def _statistics(program: Program, scores: Contraction) -> tuple[str, Any]:
-    return "row statistics", payload_bytes(program.sizes.product("b k g s", scores.group), "fp32")
+def _statistics(program: Program, scores: Contraction) -> tuple[str, tuple[Any, str]]:
+    return "row statistics", (program.sizes.product("b k g s", scores.group), "fp32")
 
 
 def _blockwise_forward(program: Program, scores: Contraction, values: Contraction, phase: str) -> list[Row]:
     plan, blocks = program.case.workload.attention, _blocks(program, program.sizes.axis("s"))
-    name, size = _statistics(program, scores)
+    name, payload = _statistics(program, scores)
     return [
         _row(program, scores.inputs[0], scores, phase, "read", plan),
         _row(program, scores.inputs[1], scores, phase, "read", plan, blocks),
         _row(program, values.inputs[1], values, phase, "read", plan, blocks),
         _row(program, values.outputs[0], values, phase, "write", plan),
-        _row(program, name, scores, phase, "write", plan, 1, size, scores.scope.replace("/scores", "/softmax")),
+        _row(program, name, scores, phase, "write", plan, 1, payload, scores.scope.replace("/scores", "/softmax")),
     ]
 
 
@@ -217,14 +230,15 @@ def _blockwise_backward(program: Program, scores: Contraction, values: Contracti
     plan, blocks = program.case.workload.attention, _blocks(program, program.sizes.axis("t"))
     q, k = scores.inputs
     v, o = values.inputs[1], values.outputs[0]
-    name, size = _statistics(program, scores)
+    name, payload = _statistics(program, scores)
     softmax = scores.scope.replace("/scores", "/softmax")
     rows = [_row(program, item, values, "backward", "read", plan) for item in (o, f"d {o}")]
-    rows.append(_row(program, "sum(do * o)", scores, "backward", "write", plan, 1, size, softmax))
+    rows.append(_row(program, "sum(do * o)", scores, "backward", "write", plan, 1, payload, softmax))
     rows += [_row(program, item, scores, "backward", "read", plan) for item in (k, v)]
     rows += [_row(program, item, scores, "backward", "read", plan, blocks) for item in (q, f"d {o}")]
     rows += [
-        _row(program, item, scores, "backward", "read", plan, blocks, size, softmax) for item in (name, "sum(do * o)")
+        _row(program, item, scores, "backward", "read", plan, blocks, payload, softmax)
+        for item in (name, "sum(do * o)")
     ]
     rows += [_row(program, f"d {q}", scores, "backward", way, plan, blocks) for way in ("read", "write")]
     rows += [_row(program, f"d {item}", op, "backward", "write", plan) for item, op in ((k, scores), (v, values))]
