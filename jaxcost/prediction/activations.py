@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxcost.contracts.dtypes import payload_bytes
-from jaxcost.prediction.domain import domain_of
+from jaxcost.prediction.domain import is_formula
 from jaxcost.prediction.liveness import Peak, program_peak, supplied_peak
 from jaxcost.prediction.program import Program
 from jaxcost.prediction.replay import Saved, saveable_name, walk
@@ -125,7 +125,7 @@ def activations(program: Program) -> Ledger:
         peak = supplied_peak(supplied)
         totals.update(peak_bytes=peak.bytes, process_peak_bytes=peak.bytes + supplied.persistent_bytes)
         rows += (_peak_row(peak, "supplied events", "half-open intervals, release before birth"),)
-    if domain_of(program.sizes.axis("b"), program.sizes.axis("s")) == "sympy":
+    if is_formula(program.sizes.axis("b"), program.sizes.axis("s")):
         totals["program_order_peak_bytes"] = None
         reasons["program_order_peak_bytes"] = "a largest cut is a choice between sizes, which symbols do not have"
         return Ledger("activations", totals, rows, reasons)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxcost.prediction.domain import domain_of
+from jaxcost.prediction.domain import is_formula
 from jaxcost.prediction.ownership import arguments, results
 from jaxcost.prediction.peak import Unpredicted, predict_peak
 from jaxcost.prediction.program import Program
@@ -73,7 +73,7 @@ def device(program: Program) -> Ledger:
 def _peak(program: Program, family: str, argument: Any) -> tuple[dict[str, Any], str]:
     """Return the interval of one family with what it rests on, and why its ends are unknown."""
     unknown = {"lower": argument, "expected": None, "upper": None, "at": None, "policy": None}
-    if domain_of(program.sizes.axis("b"), program.sizes.axis("s")) == "sympy":
+    if is_formula(program.sizes.axis("b"), program.sizes.axis("s")):
         return unknown, "a largest cut is a choice between sizes, which symbols do not have"
     found = predict_peak(program, family)
     if isinstance(found, Unpredicted):

@@ -1,12 +1,15 @@
 """The few operations whose form depends on the number domain: exact integers, sympy expressions, numpy arrays.
 
 Folds use `+ - *` directly; whatever needs division, a maximum or a choice comes from here, so that one fold runs on
-all three. A sympy value is recognised by its type's module, and sympy is imported only when one arrives.
+all three. A sympy value is recognised by its type's module, and sympy is imported only when one arrives. A traced
+integer (`traced`) divides and compares as the integer it is.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from jaxcost.prediction.traced import Traced
 
 
 def domain_of(*values: Any) -> str:
@@ -16,6 +19,11 @@ def domain_of(*values: Any) -> str:
         if root in ("sympy", "numpy"):
             return root
     return "int"
+
+
+def is_formula(*values: Any) -> bool:
+    """Return whether a value stands for a formula: where a cut is a choice between sizes, there is none of it."""
+    return any(isinstance(value, Traced) for value in values) or domain_of(*values) == "sympy"
 
 
 def ceil_div(a: Any, b: Any) -> Any:

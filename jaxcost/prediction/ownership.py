@@ -17,7 +17,7 @@ from typing import Any
 
 from jaxcost.contracts.dtypes import payload_bytes
 from jaxcost.prediction.activations import stage_saved_bytes
-from jaxcost.prediction.domain import domain_of
+from jaxcost.prediction.domain import is_formula
 from jaxcost.prediction.flops import rank_flops
 from jaxcost.prediction.groups import gathers, group_rows, group_totals
 from jaxcost.prediction.offload import transfer_rows
@@ -119,7 +119,7 @@ def _state_row(program: Program, item: Any, found: Holding) -> Row:
             cut = {"pipeline", *(axis for axis, _ in array.divided)}
             replicated[label] = [axis for axis in run.mesh_sizes if axis not in cut]
     unique = sum(entry.scalars for entry in population(program, "loaded"))
-    per = found.bytes / unique if domain_of(found.bytes, unique) == "sympy" else Fraction(found.bytes, unique)
+    per = found.bytes / unique if is_formula(found.bytes, unique) else Fraction(found.bytes, unique)
     cluster = each * sum(rank_bytes(program, item, None, rank) for rank in ranks(program))
     fields = {
         "role": found.role,

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxcost.contracts.dtypes import payload_bytes
 from jaxcost.contracts.state import LIFECYCLE, StateObject
-from jaxcost.prediction.domain import domain_of
+from jaxcost.prediction.domain import is_formula
 from jaxcost.prediction.parameters import Entry, entries
 from jaxcost.prediction.program import Program
 from jaxcost.prediction.rows import Ledger, Row
@@ -135,7 +135,7 @@ def state(program: Program, point: str = "in_first_step") -> Ledger:
 
     unique = sum(item.scalars for item in population(program, "loaded"))
     total = held(point)
-    per = total / unique if domain_of(total, unique) == "sympy" else Fraction(total, unique)
+    per = total / unique if is_formula(total, unique) else Fraction(total, unique)
     roles = list(dict.fromkeys(row.fields["role"] for row in rows))
     totals = {
         "bytes": total,

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from jaxcost.contracts.dtypes import payload_bytes
-from jaxcost.prediction.domain import domain_of, exact_div
+from jaxcost.prediction.domain import exact_div, is_formula
 from jaxcost.prediction.flops import contraction_flops
 from jaxcost.prediction.ownership import Holding, arguments, results
 from jaxcost.prediction.program import Contraction, Lookup, Op, Primitive, Program
@@ -72,7 +72,7 @@ def kv_input(program: Program, group: int = 0) -> dict[str, Any]:
 
 
 def _divide(a: Any, b: Any) -> Any:
-    if domain_of(a, b) == "sympy":
+    if is_formula(a, b):
         return a / b
     ratio = Fraction(a, b)
     return ratio.numerator if ratio.denominator == 1 else ratio
