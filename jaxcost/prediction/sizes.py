@@ -19,6 +19,24 @@ from jaxcost.contracts.case import Case
 from jaxcost.prediction.domain import ceil_div, exact_div, minimum
 
 ROW_AXES = frozenset("str")
+# Axis to the fields of a case that give its extent; those of a group of layers are its layer's.
+AXIS_FIELDS: dict[str, tuple[str, ...]] = {
+    "b": ("workload.batch",),
+    "s": ("workload.new_tokens",),
+    "t": ("workload.past_tokens", "workload.new_tokens"),
+    "r": ("workload.logits", "workload.new_tokens"),
+    "d": ("architecture.hidden_size",),
+    "w": ("architecture.embedding_width", "architecture.hidden_size"),
+    "v": ("architecture.vocabulary_size", "execution.vocabulary_multiple"),
+    "p": ("architecture.learned_positions.rows",),
+    "h": ("attention.query_heads", "execution.head_multiple"),
+    "k": ("attention.kv_heads",),
+    "g": ("attention.query_heads", "attention.kv_heads", "execution.head_multiple"),
+    "e": ("attention.head_dim",),
+    "f": ("mlp.width",),
+    "n": ("attention.query_heads", "attention.kv_heads", "execution.head_multiple"),
+    "u": ("mlp.width",),
+}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ SCHEDULES = {
     "materialised": "every stage reads its operands whole once and writes its result once",
     "blockwise": "a block stays on chip while all rows of the other side pass by, once for each block",
 }
+STATISTICS = "b k g s"  # the axes of one number a row
 OMITTED = "cache hits, sectors, replays, padding, workspace"
 
 
@@ -78,14 +79,14 @@ def _divide(a: Any, b: Any) -> Any:
     return ratio.numerator if ratio.denominator == 1 else ratio
 
 
-def _payload(program: Program, name: str) -> tuple[Any, str]:
-    """Return the elements of one layer's copy of a tensor, and its type: a weight's is that it is multiplied in."""
-    tensor = program.tensors[name]
-    return program.elements(tensor), program.case.state.compute_dtype if program.is_weight(name) else tensor.dtype
+def _dtype(program: Program, name: str) -> str:
+    """Return the type in which a tensor moves: a weight's is that it is multiplied in."""
+    return program.case.state.compute_dtype if program.is_weight(name) else program.tensors[name].dtype
 
 
 def _bytes(program: Program, name: str) -> Any:
-    return payload_bytes(*_payload(program, name))
+    """Return the bytes of one layer's copy of a tensor."""
+    return payload_bytes(program.elements(program.tensors[name]), _dtype(program, name))
 
 
 def traffic(program: Program) -> Ledger:
@@ -124,15 +125,18 @@ def _row(
     direction: str,
     schedule: str = "one pass",
     times: Any = 1,
-    payload: tuple[Any, str] | None = None,
+    statistics: str = "",
     scope: str = "",
 ) -> Row:
+    """Return the row of a tensor, of its gradient (`d NAME`), or of row statistics: fp32 over the axes given."""
     tensor = name.removeprefix("d ")
-    elements, dtype = payload or _payload(program, tensor)
-    each = payload_bytes(*payload) if payload else _bytes(program, tensor)
+    axes, dtype = (statistics, "fp32") if statistics else (program.tensors[tensor].axes, _dtype(program, tensor))
+    elements = program.sizes.product(axes, op.group)
+    each = payload_bytes(elements, dtype) if statistics else _bytes(program, tensor)
     fields = {
         "direction": direction,
         "boundary": BOUNDARY,
+        "axes": axes,
         "elements": elements,
         "dtype": dtype,
         "bytes": each,
@@ -209,19 +213,24 @@ def _blocks(program: Program, rows: Any) -> Any:
     return exact_div(rows, work.block_for(rows) if isinstance(rows, int) else work.attention_block)
 
 
-def _statistics(program: Program, scores: Contraction) -> tuple[str, tuple[Any, str]]:
-    return "row statistics", (program.sizes.product("b k g s", scores.group), "fp32")
-
-
 def _blockwise_forward(program: Program, scores: Contraction, values: Contraction, phase: str) -> list[Row]:
     plan, blocks = program.case.workload.attention, _blocks(program, program.sizes.axis("s"))
-    name, payload = _statistics(program, scores)
     return [
         _row(program, scores.inputs[0], scores, phase, "read", plan),
         _row(program, scores.inputs[1], scores, phase, "read", plan, blocks),
         _row(program, values.inputs[1], values, phase, "read", plan, blocks),
         _row(program, values.outputs[0], values, phase, "write", plan),
-        _row(program, name, scores, phase, "write", plan, 1, payload, scores.scope.replace("/scores", "/softmax")),
+        _row(
+            program,
+            "row statistics",
+            scores,
+            phase,
+            "write",
+            plan,
+            1,
+            STATISTICS,
+            scores.scope.replace("/scores", "/softmax"),
+        ),
     ]
 
 
@@ -230,15 +239,14 @@ def _blockwise_backward(program: Program, scores: Contraction, values: Contracti
     plan, blocks = program.case.workload.attention, _blocks(program, program.sizes.axis("t"))
     q, k = scores.inputs
     v, o = values.inputs[1], values.outputs[0]
-    name, payload = _statistics(program, scores)
     softmax = scores.scope.replace("/scores", "/softmax")
     rows = [_row(program, item, values, "backward", "read", plan) for item in (o, f"d {o}")]
-    rows.append(_row(program, "sum(do * o)", scores, "backward", "write", plan, 1, payload, softmax))
+    rows.append(_row(program, "sum(do * o)", scores, "backward", "write", plan, 1, STATISTICS, softmax))
     rows += [_row(program, item, scores, "backward", "read", plan) for item in (k, v)]
     rows += [_row(program, item, scores, "backward", "read", plan, blocks) for item in (q, f"d {o}")]
     rows += [
-        _row(program, item, scores, "backward", "read", plan, blocks, payload, softmax)
-        for item in (name, "sum(do * o)")
+        _row(program, item, scores, "backward", "read", plan, blocks, STATISTICS, softmax)
+        for item in ("row statistics", "sum(do * o)")
     ]
     rows += [_row(program, f"d {q}", scores, "backward", way, plan, blocks) for way in ("read", "write")]
     rows += [_row(program, f"d {item}", op, "backward", "write", plan) for item, op in ((k, scores), (v, values))]
