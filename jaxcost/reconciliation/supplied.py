@@ -144,8 +144,8 @@ def _scalars(tensor: ObservedTensor) -> int:
 
 def _counter_row(prediction: Prediction, counter: Counter) -> Row:
     predicted, unit, reason = _predicted(prediction, counter)
-    if predicted is not None and unit and unit != counter.unit:
-        reason = f"the counter is in {counter.unit}, the ledger in {unit}"
+    differs = "" if predicted is None else _unit_difference(unit, counter)
+    if differs:
         return Row(
             counter.counter,
             counter.scope,
@@ -153,7 +153,7 @@ def _counter_row(prediction: Prediction, counter: Counter) -> Row:
             counter.unit,
             predicted,
             counter.value,
-            reason=reason,
+            reason=differs,
             forced_open=True,
         )
     explanations = tuple(Explanation(item.amount, item.reason, item.evidence) for item in counter.explanations)
@@ -161,6 +161,11 @@ def _counter_row(prediction: Prediction, counter: Counter) -> Row:
     return Row(
         counter.counter, counter.scope, counter.phase, counter.unit, predicted, counter.value, explanations, reason
     )
+
+
+def _unit_difference(unit: str, counter: Counter) -> str:
+    """Say that equal numbers of unequal units are compared; empty where the ledger names no unit, or the same."""
+    return f"the counter is in {counter.unit}, the ledger in {unit}" if unit and unit != counter.unit else ""
 
 
 def _predicted(prediction: Prediction, counter: Counter) -> tuple[int | None, str, str]:

@@ -6,7 +6,7 @@ share stand once, and a report shows what is its own. Nothing here changes a sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,3 +138,18 @@ def assumptions(reports: Sequence[Report]) -> list[tuple[str, int]]:
 def of_reports(number: int, total: int) -> str:
     """Return where a shared line holds: nothing for a single report, else how many of them."""
     return "" if total == 1 else " (all reports)" if number == total else f" ({number} of {total} reports)"
+
+
+def failure_sections(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the heading of each section of failure rows, with how many are caught, and its rows; in the order given."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(f"{row.get('section', '')} {row.get('subject', '')}".strip(), []).append(row)
+    for name, members in found.items():
+        caught = sum(row["status"] == "caught" for row in members)
+        yield f"{name}: {caught} of {count(len(members), 'row')} caught".lstrip(": "), members
+
+
+def answered(row: Row) -> str:
+    """Return the status with what the check answered to the fault."""
+    return f"{row['status']}: {row['outcome']}" if row.get("outcome") else str(row["status"])

@@ -106,11 +106,17 @@ def verify_page(data: Mapping[str, Any]) -> str:
         if texts:
             parts.append(f"<h2>{title}</h2>{_list(texts)}")
     if data.get("failures"):
-        rows = [
-            (*(_text(row[key]) for key in ("fault", "symptom", "check")), _status(row["status"]))
-            for row in data["failures"]
-        ]
-        parts.append("<h2>failure rows</h2>" + _table(("fault", "symptom", "check", "status"), rows))
+        parts.append("<h2>failure rows</h2>")
+        heads = ("row", "fault", "symptom", "check", "status")
+        for head, members in gather.failure_sections(data["failures"]):
+            rows = [
+                (
+                    *(_text(row.get(key, "")) for key in ("id", *heads[1:-1])),
+                    _status(row["status"], gather.answered(row)),
+                )
+                for row in members
+            ]
+            parts.append(f"<h3>{escape(head)}</h3>" + _table(heads, rows))
     if data.get("claims"):
         rows = [(_text(row["claim"]), _status(row["outcome"])) for row in data["claims"]]
         parts.append("<h2>claims</h2>" + _table(("claim", "outcome"), rows))
@@ -238,12 +244,12 @@ def _number(text: str) -> str:
     return f'<td class="n">{escape(text)}</td>'
 
 
-def _span(status: str) -> str:
-    return f'<span class="{escape(status)}">{escape(status)}</span>'
+def _span(status: str, text: str = "") -> str:
+    return f'<span class="{escape(status)}">{escape(text or status)}</span>'
 
 
-def _status(status: str) -> str:
-    return f"<td>{_span(status)}</td>"
+def _status(status: str, text: str = "") -> str:
+    return f"<td>{_span(status, text)}</td>"
 
 
 def _page(title: str, data: Mapping[str, Any], parts: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from jaxcost.report import gather
 from jaxcost.report.console import console, table
+from jaxcost.report.failures import show_failures
 from jaxcost.report.numbers import exact, signed
 from jaxcost.report.tables import COLOURS, line, status_text
 
@@ -41,10 +42,7 @@ def show_verify(data: Mapping[str, Any], rows: bool = False) -> None:
     for explained in data.get("explain", ()):
         _show_explained(out, explained)
     if data.get("failures"):
-        made = table("fault", "symptom", "check", "status")
-        for row in data["failures"]:
-            made.add_row(row["fault"], row["symptom"], row["check"], status_text(row["status"]))
-        out.print(made)
+        show_failures(out, data["failures"])
     if data.get("fuzz"):
         _show_fuzz(out, data["fuzz"])
     _show_claims(out, data.get("claims", ()))

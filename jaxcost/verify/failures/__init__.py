@@ -10,31 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxcost.verify.failures import activations, closure, flops, ownership, parameters, state, traffic
-from jaxcost.verify.failures.common import Failure, FailureResult, NotReached
+from jaxcost.verify.failures import (
+    activations,
+    caveats,
+    closure,
+    flops,
+    manifest,
+    ownership,
+    parameters,
+    reasoning,
+    state,
+    traffic,
+    worksheet_memory,
+)
+from jaxcost.verify.failures.common import SECTIONS, Failure, FailureResult, NotReached
 
 __all__ = ["SECTIONS", "Failure", "FailureResult", "failures", "run_failures"]
-
-SECTIONS = {
-    "0x02J": "counting parameters",
-    "0x03K": "persistent state",
-    "0x04J": "activations",
-    "0x05K": "forward FLOPs",
-    "0x06J": "training FLOPs",
-    "0x07K": "ownership on a mesh",
-    "0x09G": "traffic, phases and caches",
-    "0x0AH": "adversarial tests of the estimator",
-    "0x0DA": "closing a report",
-    "0x0DB": "mistakes in reasoning",
-    "worksheet": "a resource plan",
-    "caveat": "further caveats on compute and memory",
-}
 
 
 def failures() -> tuple[Failure | NotReached, ...]:
     """Return every row, section by section in the order of the documents."""
     found: list[Failure | NotReached] = []
-    for table in (parameters, state, activations, flops, ownership, traffic, closure):
+    for table in (
+        manifest, parameters, state, activations, flops, ownership, traffic, closure, reasoning, worksheet_memory,
+        caveats,
+    ):  # fmt: skip
         found += table.failures()
     return tuple(sorted(found, key=lambda row: _place(row.id)))
 

@@ -9,7 +9,7 @@ Four kinds of check, each the product's own code and none written for the row:
 
 A row is `caught` only if the sound input passes the same check; a check that refuses everything catches nothing. Each
 row names its guard, the piece of the product that the check rests on (`jaxcost.verify.failures.guards`): without it the
-fault passes too. Ids are `section/row`, the section as in `jaxcost.verify.failures.SECTIONS`, rows counted from 1.
+fault passes too. Ids are `section/row`, the section as in `SECTIONS`, rows counted from 1.
 """
 
 from __future__ import annotations
@@ -33,6 +33,24 @@ from jaxcost.verify.properties import PROPERTIES
 
 Build = Callable[[], object]
 Answer = Callable[[], str]
+# The tables and lists of the documents, in their order.
+SECTIONS = {
+    "0x01H": "what is declared and what is stored",
+    "0x02H": "counts that agree by accident",
+    "0x02J": "counting parameters",
+    "0x03K": "persistent state",
+    "0x04J": "activations",
+    "0x05K": "forward FLOPs",
+    "0x06J": "training FLOPs",
+    "0x07K": "ownership on a mesh",
+    "0x09G": "traffic, phases and caches",
+    "0x0AB": "refusing before counting",
+    "0x0AH": "adversarial tests of the estimator",
+    "0x0DA": "closing a report",
+    "0x0DB": "mistakes in reasoning",
+    "worksheet": "a resource plan",
+    "caveat": "further caveats on compute and memory",
+}
 # The rule by which a row stays open, or unmeasured, until its numbers close it.
 CLOSURE = {
     status: Guard("jaxcost.reconciliation.rows:Row.status", passing_over(status)) for status in ("open", "unmeasured")
@@ -63,8 +81,9 @@ class FailureResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         data = {
-            "id": self.id, "section": self.section, "fault": self.fault, "symptom": self.symptom, "check": self.check,
-            "status": self.status, "outcome": self.outcome, "guard": self.guard,
+            "id": self.id, "section": self.section, "subject": SECTIONS[self.section], "fault": self.fault,
+            "symptom": self.symptom, "check": self.check, "status": self.status, "outcome": self.outcome,
+            "guard": self.guard,
         }  # fmt: skip
         return {**data, "reason": self.reason} if self.reason else data
 

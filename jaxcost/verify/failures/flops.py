@@ -23,6 +23,7 @@ from jaxcost.verify.failures.common import (
     swapped,
     with_totals,
 )
+from jaxcost.verify.failures.guards import UNITS
 from jaxcost.verify.failures.subjects import prefill, train, with_attention
 from jaxcost.verify.holding import variant
 
@@ -30,7 +31,7 @@ COUNTERS = "reconciliation of counters"
 FLOPS = "flops"
 
 
-def _rescaled(*leaves: str, times: int = 1, over: int = 1) -> Callable[[Case], Any]:
+def rescaled(*leaves: str, times: int = 1, over: int = 1) -> Callable[[Case], Any]:
     """Return a predictor in which the forward rows of some contractions are scaled, the total with them."""
 
     def predict(case: Case) -> Any:
@@ -64,7 +65,7 @@ def _valued(row: Row, value: int) -> Row:
 
 
 def _free_tied_head(case: Case) -> Any:
-    return (_rescaled("head", times=0) if case.architecture.tied else ledgers.predict)(case)
+    return (rescaled("head", times=0) if case.architecture.tied else ledgers.predict)(case)
 
 
 def _without_primitives(case: Case) -> Any:
@@ -94,7 +95,7 @@ def _replay_of_everything(case: Case, replay: int) -> int:
     return recount.forward_flops(case) if case.execution.remat == "block" else replay
 
 
-def _six_nd(pairwise: bool, scalars: Callable[[Case], int]) -> Callable[[Case], Any]:
+def six_nd(pairwise: bool, scalars: Callable[[Case], int]) -> Callable[[Case], Any]:
     """Return a predictor of training FLOPs by 6 N D, N as given, with or without the pairwise products."""
 
     def predict(case: Case) -> Any:
@@ -110,7 +111,7 @@ def _six_nd(pairwise: bool, scalars: Callable[[Case], int]) -> Callable[[Case], 
     return predict
 
 
-def _multiplied(case: Case) -> int:
+def multiplied(case: Case) -> int:
     """Scalars of the matrices that multiply rows."""
     tied = case.vocabulary_rows * case.architecture.hidden_size if case.architecture.tied else 0
     stored = recount.tensors(case, padded=True)
@@ -154,7 +155,7 @@ def failures() -> list[Failure | NotReached]:
             "pairwise work shrinks with the K/V heads",
             "kv_heads_leave_pairwise_work",
             prefill,
-            lambda case: _rescaled(
+            lambda case: rescaled(
                 "scores", "values", times=case.architecture.groups[0].layer.attention.kv_heads, over=4
             )(case),
         ),
@@ -164,7 +165,7 @@ def failures() -> list[Failure | NotReached]:
             "a kernel's skipping is asserted without a kernel",
             "forward_equals_the_walk",
             prefill,
-            _rescaled("scores", "values", over=2),
+            rescaled("scores", "values", over=2),
         ),
         against(
             "0x05K/5",
@@ -205,6 +206,7 @@ def failures() -> list[Failure | NotReached]:
             COUNTERS,
             sound=lambda: _counted("FLOPs"),
             faulty=lambda: _counted("nanoseconds"),
+            guard=UNITS,
         ),
         against(
             "0x06J/1",
@@ -244,7 +246,7 @@ def failures() -> list[Failure | NotReached]:
             "norms and positions multiply nothing, a tied table twice does",
             "training_is_six_n_d",
             train,
-            _six_nd(True, recount.unique_parameters),
+            six_nd(True, recount.unique_parameters),
         ),
         against(
             "0x06J/6",
@@ -252,7 +254,7 @@ def failures() -> list[Failure | NotReached]:
             "the pairwise products disappear",
             "training_is_six_n_d",
             train,
-            _six_nd(False, _multiplied),
+            six_nd(False, multiplied),
         ),
         against(
             "0x06J/7",
@@ -291,5 +293,6 @@ def failures() -> list[Failure | NotReached]:
             COUNTERS,
             sound=lambda: _counted("FLOPs"),
             faulty=lambda: _counted("seconds"),
+            guard=UNITS,
         ),
     ]

@@ -106,6 +106,7 @@ class Guard:
 VISIBILITY = Guard("jaxcost.contracts.observation:Counter.model_fields.visibility", optional)
 PROVENANCE = Guard("jaxcost.contracts.observation:REQUIRED_FIELDS.locally_measured", emptied)
 AXES = Guard("jaxcost.reconciliation.supplied:_differences")
+UNITS = Guard("jaxcost.reconciliation.supplied:_unit_difference")
 
 
 def _put(owner: Any, name: str, value: Any, rebuilt: list[type[Record]]) -> None:

@@ -16,7 +16,7 @@ OWNED = "owned_state_equals_the_walk"
 GATHERED = "gathered_groups_equal_the_walk"
 
 
-def _changed(change: Callable[[Case, dict[str, Any]], dict[str, Any]], ledger: str = "ownership") -> Any:
+def with_changes(change: Callable[[Case, dict[str, Any]], dict[str, Any]], ledger: str = "ownership") -> Any:
     """Return a predictor with totals of a ledger changed."""
 
     def predict(case: Case) -> Any:
@@ -26,21 +26,22 @@ def _changed(change: Callable[[Case, dict[str, Any]], dict[str, Any]], ledger: s
     return predict
 
 
-def _roles(change: Callable[[Case, str, int], int]) -> Any:
+def role_bytes(change: Callable[[Case, str, int], int]) -> Any:
     """Return a predictor with the bytes of each role changed, the total with them."""
 
     def totals(case: Case, right: dict[str, Any]) -> dict[str, Any]:
         roles = {role: change(case, role, count) for role, count in right["by_role"].items()}
         return {"by_role": roles, "persistent_bytes": sum(roles.values())}
 
-    return _changed(totals)
+    return with_changes(totals)
 
 
 def _by_world(case: Case, right: dict[str, Any]) -> dict[str, Any]:
     return {"persistent_bytes": right["global_bytes"] // case.execution.device_count}
 
 
-def _steady(case: Case, right: dict[str, Any]) -> dict[str, Any]:
+def steady_state(case: Case, right: dict[str, Any]) -> dict[str, Any]:
+    """Return the ownership totals with nothing gathered at any time."""
     return {"fsdp": {**right["fsdp"], "gathered_at_once_bytes": 0}}
 
 
@@ -74,7 +75,7 @@ def failures() -> list[Failure]:
             "topology is mistaken for the ownership of objects",
             OWNED,
             lambda: train(mesh={"tensor": 2}),
-            _changed(_by_world),
+            with_changes(_by_world),
         ),
         rejected(
             "0x07K/1b",
@@ -91,7 +92,7 @@ def failures() -> list[Failure]:
             "weights and gradients are still replicated",
             OWNED,
             lambda: train(mesh={"data": 2}, zero=1),
-            _roles(lambda case, role, n: n // 2 if role in ("parameter", "gradient") else n),
+            role_bytes(lambda case, role, n: n // 2 if role in ("parameter", "gradient") else n),
         ),
         against(
             "0x07K/3",
@@ -99,7 +100,7 @@ def failures() -> list[Failure]:
             "groups that stand whole for a while disappear",
             GATHERED,
             lambda: train(mesh={"data": 2}, zero=3),
-            _changed(_steady),
+            with_changes(steady_state),
         ),
         against(
             "0x07K/4",
@@ -115,7 +116,7 @@ def failures() -> list[Failure]:
             "copies that rest are confused with what one reduction sends",
             "one_gradient_is_reduced",
             lambda: train(mesh={"data": 2}, precision="a16_six_object"),
-            _changed(_resident_copies, "collectives"),
+            with_changes(_resident_copies, "collectives"),
         ),
         rejected(
             "0x07K/6",
@@ -132,7 +133,7 @@ def failures() -> list[Failure]:
             "partial sums of full extent disappear",
             "partial_sums_keep_their_extent",
             lambda: train(mesh={"tensor": 2}),
-            _changed(_divided_partial),
+            with_changes(_divided_partial),
         ),
         against(
             "0x07K/8",
@@ -140,7 +141,7 @@ def failures() -> list[Failure]:
             "embedding, head and uneven stages vanish",
             "stages_sum_to_the_model",
             lambda: _piped(pipeline_layers=[2, 0]),
-            _changed(_even_stages),
+            with_changes(_even_stages),
         ),
         rejected(
             "0x07K/9",
@@ -157,7 +158,7 @@ def failures() -> list[Failure]:
             "rows are owned, parameters are replicated",
             OWNED,
             lambda: train(mesh={"context": 2}),
-            _roles(lambda case, role, n: n // case.execution.degree("context")),
+            role_bytes(lambda case, role, n: n // case.execution.degree("context")),
         ),
         against(
             "0x07K/11",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from jaxcost.catalog import load
 from jaxcost.contracts.architecture import (
     Architecture,
     Attention,
@@ -73,6 +74,12 @@ def biased() -> Architecture:
     plain = with_attention(toy(), query_bias=True, key_bias=True, value_bias=True, rotary=None)
     norm = Norm(kind="layer", epsilon=1e-5, scale=True, bias=True)
     return altered(plain, final_norm=norm, learned_positions=LearnedPositions(rows=6))
+
+
+@cache
+def released() -> Architecture:
+    """A released model, wide enough for the peak policies to speak about: 0.49 B parameters."""
+    return load("qwen2.5-0.5b").architecture
 
 
 def train(architecture: Architecture | None = None, **options: Any) -> Case:
