@@ -15,6 +15,7 @@ from jaxcost.contracts.kernels import SPLASH_ROWS, splash_block, splash_schedule
 from jaxcost.prediction.program import Contraction, Op, Program, matrix_axes
 from jaxcost.prediction.replay import declared, split_backward, walk
 from jaxcost.prediction.rows import Ledger, Row
+from jaxcost.prediction.sizes import Sizes
 from jaxcost.prediction.stages import Rank, overlap, ranks, share
 
 FMA = "one multiply-add is two FLOPs; "
@@ -24,9 +25,14 @@ OMITTED = "non-matmul primitives, embedding lookup, collectives"
 
 def contraction_flops(program: Program, op: Contraction, pairs: str = "rectangular") -> Any:
     """Return 2 x the product of the contraction's axes over all its layers; 0 if no axis is summed over."""
+    return product_flops(program.sizes, op, pairs)
+
+
+def product_flops(sizes: Sizes, op: Contraction, pairs: str = "rectangular") -> Any:
+    """Return `contraction_flops` of a contraction that stands alone, from the extents of its axes."""
     if not op.summed_axes:
         return 0
-    return 2 * program.sizes.over_layers(op.axes, op.group, op.first, op.repeat, pairs)
+    return 2 * sizes.over_layers(op.axes, op.group, op.first, op.repeat, pairs)
 
 
 def rank_contraction_flops(program: Program, op: Contraction, rank: Rank, pairs: str = "rectangular") -> Any:

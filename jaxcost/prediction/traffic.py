@@ -89,12 +89,17 @@ def _bytes(program: Program, name: str) -> Any:
     return payload_bytes(program.elements(program.tensors[name]), _dtype(program, name))
 
 
-def traffic(program: Program) -> Ledger:
-    """Return the traffic ledger; `bytes` sums all its rows, `attention_bytes` the forward attention schedule."""
+def product_rows(program: Program) -> list[Row]:
+    """Return the rows of every product: the attention schedule, and one pass of each other product and its replay."""
     rows = attention_rows(program)
     rows += [row for op in program.contractions if not program.is_pairwise(op) for row in _gemm_rows(program, op)]
     replayed = [op for op in declared(program) if isinstance(op, Contraction) and not program.is_pairwise(op)]
-    rows += [_row(program, name, op, "replay", way) for op in replayed for name, way in _operands(op)]
+    return rows + [_row(program, name, op, "replay", way) for op in replayed for name, way in _operands(op)]
+
+
+def traffic(program: Program) -> Ledger:
+    """Return the traffic ledger; `bytes` sums all its rows, `attention_bytes` the forward attention schedule."""
+    rows = product_rows(program)
 
     def total(phase: str, schedule: str) -> Any:
         return sum((row.value for row in rows if row.phase == phase and row.fields["schedule"] == schedule), 0)
