@@ -36,15 +36,18 @@ from jaxcost.prediction.ledgers import predict
 @dataclass(frozen=True)
 class Spec:
     """One way to run the step: a mesh (axis to size, in order; empty for one device) and options of a case that differ
-    from the base.
+    from the base. `label` stands for both where something else is varied.
     """
 
     mesh: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
 
     @property
     def name(self) -> str:
-        """`fsdp=4,tensor=2` and, behind it, the options it sets."""
+        """`fsdp=4,tensor=2` and, behind it, the options it sets; or the label."""
+        if self.label:
+            return self.label
         mesh = ",".join(f"{axis}={size}" for axis, size in self.mesh.items()) or "one device"
         return " ".join([mesh, *(f"{name.replace('_', '-')}={_shown(value)}" for name, value in self.options.items())])
 
@@ -131,7 +134,7 @@ def compare(
         for item in planned:
             require(item.target)
             require_kernel(item.case, item.target)
-        seen = _observe(planned, workers, timeout_seconds, memory_bytes, progress)
+        seen = compile_planned(planned, workers, timeout_seconds, memory_bytes, progress)
     return put_together(planned, seen, labels, base)
 
 
@@ -202,14 +205,19 @@ def _target(case: Case, text: str) -> Target:
     return target_for(case, fill_target(text, case.execution.device_count))
 
 
-def _observe(
+def compile_planned(
     planned: Sequence[Planned],
-    workers: int,
-    timeout_seconds: float,
-    memory_bytes: int,
-    progress: Callable[[str], None],
+    workers: int = 2,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: Callable[[str], None] = lambda message: None,
 ) -> list[Observed]:
-    """Compile all columns; those that take longest start first, so that the workers end together."""
+    """Compile all columns, in order; those that take longest start first, so that the workers end together.
+
+    Raises:
+        RejectedError: a case is refused for another reason than that the reference program does not execute it.
+        UnavailableError: a compiler is not installed.
+    """
     order = sorted(range(len(planned)), key=lambda index: -_weight(planned[index]))
     done = 0
 
