@@ -4,7 +4,7 @@ A form is a sum of terms, each an exact coefficient times whole powers (negative
 by its name, or a call whose arguments are forms: `floor`, `ceil`, `mod`, `min`, `max`, and `quotient` by a sum. Two
 forms of equal terms are equal; what differs by the identities of a call may not be recognised as equal.
 
-`text` writes a form factored: first what all terms share, then the layers, then whatever most terms have.
+`text` writes a form factored: what all terms share, then again and again what most of the rest have.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ Number = int | Fraction
 # The order in which sizes stand in a product; mesh axes and calls follow by name.
 ORDER = ("B", "m", "L", "S", "T", "R", "Q", "V", "P", "d", "w", "H", "K", "E", "F", "W")
 LAYERS = "L"
+BRACKETS = {"floor": "⌊{}⌋", "ceil": "⌈{}⌉"}
+SYMPY_NAMES = {"floor": "floor", "ceil": "ceiling", "mod": "Mod", "min": "Min", "max": "Max"}
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -259,10 +261,21 @@ class _Writer:
         """Return a form as a sum of as few terms as the steps find."""
         if form.is_zero:
             return "0"
+        number = form.terms.get(())
+        if number is not None and len(form.terms) > 1:
+            others = Form({mono: value for mono, value in form.terms.items() if mono})
+            if len(others.terms) > 1 and next(iter(_shared(others)[0].terms)):
+                return self.joined([self.sum(others), self.term((), number)])
         shared, rest = _shared(form)
         if len(rest.terms) == 1:
             return self.term(*next(iter(form.terms.items())))
-        inner = self.split(rest)
+        peers = _peers(rest)
+        if peers is not None:
+            atom, rest = peers
+            shared = shared * Form({((Call("less one", (Form.of(atom),)), 1), (atom, -1)): 1})
+        inner = self.split(rest) if len(rest.terms) > 1 else ""
+        if not inner:
+            return self.term(*next(iter((shared * rest).terms.items())))
         ((mono, factor),) = shared.terms.items()
         if mono == () and factor == 1:
             return inner
@@ -277,6 +290,11 @@ class _Writer:
             inside = Form({m: v for m, v in form.terms.items() if dict(m).get(atom[0], 0) * atom[1] > 0})
             outside = Form({m: v for m, v in form.terms.items() if m not in inside.terms})
             parts = [self.sum(inside), self.sum(outside)]
+        return self.joined(parts)
+
+    def joined(self, parts: list[str]) -> str:
+        """Return a sum of written terms, what is added before what is taken off."""
+        parts = sorted(parts, key=lambda part: part.startswith(self.minus))
         text = parts[0]
         for part in parts[1:]:
             text += f" {self.minus} {part[1:]}" if part.startswith(self.minus) else f" + {part}"
@@ -292,6 +310,8 @@ class _Writer:
         if exact.denominator != 1:
             bottom = [str(exact.denominator), *bottom]
         text = self.dot.join(top)
+        if not bottom and len(top) == 1 and mono and isinstance(mono[0][0], Call) and mono[0][0].name == "quotient":
+            text = self.call(mono[0][0])
         if bottom:
             text += "/" + (bottom[0] if len(bottom) == 1 else f"({self.dot.join(bottom)})")
         return (self.minus if exact < 0 else "") + text
@@ -299,16 +319,41 @@ class _Writer:
     def power(self, atom: Atom, power: int) -> str:
         """Return an atom to a power above zero."""
         name = atom if isinstance(atom, str) else self.call(atom)
+        if isinstance(atom, Call) and atom.name == "quotient":
+            name = f"({name})"
         if power == 1:
             return name
         return name + (str(power).translate(SUPERSCRIPT) if self.pretty else f"**{power}")
 
     def call(self, atom: Call) -> str:
-        """Return a call; a quotient as a division of two brackets."""
+        """Return a call; a quotient as a division of two brackets. For reading, floor and ceiling have their signs."""
         arguments = [self.sum(argument) for argument in atom.arguments]
         if atom.name == "quotient":
-            return f"(({arguments[0]})/({arguments[1]}))"
-        return f"{atom.name}({', '.join(arguments)})"
+            return f"({arguments[0]})/({arguments[1]})"
+        if atom.name == "less one":
+            return f"({arguments[0]} {self.minus} 1)"
+        if self.pretty and atom.name in BRACKETS:
+            return BRACKETS[atom.name].format(arguments[0])
+        return f"{atom.name if self.pretty else SYMPY_NAMES[atom.name]}({', '.join(arguments)})"
+
+
+def _peers(form: Form) -> tuple[Atom, Form] | None:
+    """Return (x, f) where the form is (x - 1) / x times f, for a size x that it is divided by once."""
+    divisors = {atom: None for mono in form.terms for atom, power in mono if power == -1 and isinstance(atom, str)}
+    for atom in divisors:
+        whole: dict[Monomial, Number] = {}
+        split: dict[Monomial, Number] = {}
+        for mono, value in form.terms.items():
+            powers = dict(mono)
+            power = powers.pop(atom, 0)
+            rest = tuple(item for item in mono if item[0] != atom)
+            if power not in (0, -1):
+                break
+            (whole if power == 0 else split)[rest] = value if power == 0 else -value
+        else:
+            if whole and whole == split:
+                return atom, Form(whole)
+    return None
 
 
 def _sorted(form: Form) -> list[tuple[Monomial, Number]]:
@@ -341,7 +386,7 @@ def _shared(form: Form) -> tuple[Form, Form]:
 
 
 def _leading(form: Form) -> tuple[Atom, int] | None:
-    """Return the atom, and the sign of its power, that stands in several terms and not in all: layers before others."""
+    """Return the atom, with the sign of its power, that stands in most terms and not in all; of equals the layers."""
     counts: dict[tuple[Atom, int], int] = {}
     for mono in form.terms:
         for atom, power in mono:
@@ -353,7 +398,7 @@ def _leading(form: Form) -> tuple[Atom, int] | None:
 
     def rank(key: tuple[Atom, int]) -> tuple[Any, ...]:
         layers = isinstance(key[0], str) and key[0].rstrip("0123456789") == LAYERS
-        return not layers, -several[key], key[1] < 0, _key(key[0])
+        return -several[key], not layers, key[1] < 0, _key(key[0])
 
     return min(several, key=rank)
 

@@ -28,6 +28,25 @@ class Decisions:
     compared: dict[tuple[Form, str], None] = field(default_factory=dict)
     whole: dict[Form, None] = field(default_factory=dict)
 
+    def said_whole(self) -> list[Form]:
+        """Return the quotients that came out whole, without those that follow from others."""
+        positive = {form if _leads(form) else Form.of(-1) * form: None for form in self.whole}
+        ordered = sorted(positive, key=lambda form: (len(form.terms), len(form.text())))
+        kept: list[Form] = []
+        for form in ordered:
+            if not all(_follows(Form({mono: value}), kept) for mono, value in form.terms.items()):
+                kept.append(form)
+        return kept
+
+
+def _leads(form: Form) -> bool:
+    return next(iter(form.terms.values()), 1) > 0
+
+
+def _follows(part: Form, known: list[Form]) -> bool:
+    """Return whether a term is whole because it is a whole multiple of a quotient that is."""
+    return part.is_integral() or any(len(one.terms) == 1 and (part / one).is_integral() for one in known)
+
 
 _DECISIONS: ContextVar[Decisions | None] = ContextVar("decisions", default=None)
 
@@ -55,7 +74,7 @@ class Quotient(Fraction):
 
     form: Form
 
-    def __new__(cls, top: Any, bottom: Any) -> Quotient:  # noqa: D102
+    def __new__(cls, top: Any, bottom: Any) -> Quotient:
         made = super().__new__(cls, int.__index__(top), int.__index__(bottom))
         made.form = form_of(top) / form_of(bottom)
         return made
@@ -79,7 +98,7 @@ class Traced(int):
 
     form: Form
 
-    def __new__(cls, value: int, form: Form) -> Traced:  # noqa: D102
+    def __new__(cls, value: int, form: Form) -> Traced:
         made = super().__new__(cls, value)
         made.form = form
         return made
@@ -139,7 +158,7 @@ class Traced(int):
         return Quotient(other, self) if isinstance(other, int) else NotImplemented
 
     @property
-    def numerator(self) -> Any:  # noqa: D102
+    def numerator(self) -> Any:
         return self
 
     def __lt__(self, other: Any) -> Any:
@@ -222,6 +241,10 @@ def _floor(form: Form) -> Form:
             inside = inside + part
     if inside.constant is not None:
         return outside + Form.of(Fraction(inside.constant).__floor__())
+    if len(inside.terms) == 1:
+        ((mono, value),) = inside.terms.items()
+        if -1 <= value < 1 and all(power < 0 for _, power in mono):  # a size is at least 1
+            return outside + Form.of(Fraction(value).__floor__())
     return outside + Form.of(Call("floor", (inside,)))
 
 
