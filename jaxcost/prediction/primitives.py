@@ -70,7 +70,7 @@ def _rows(program: Program, op: Op, phase: str, counts: tuple[Count, ...], cause
         extent = program.sizes.product(count.axes, op.group)
         term = {"coefficient": count.coefficient, "axes": count.axes, "extent": extent}
         terms.setdefault(count.kind, []).append(term)
-    fields: dict[str, Any] = {"op": getattr(op, "kind", "lookup"), "layers": op.repeat}
+    fields: dict[str, Any] = {"op": getattr(op, "kind", "lookup"), "makes": op.outputs[0], "layers": op.repeat}
     if cause:
         fields["cause"] = cause
     return [_row(kind, op.scope, phase, {**fields, "terms": each}, op.region) for kind, each in terms.items()]

@@ -132,6 +132,7 @@ def _row(
     times: Any = 1,
     statistics: str = "",
     scope: str = "",
+    gradient: str = "",
 ) -> Row:
     """Return the row of a tensor, of its gradient (`d NAME`), or of row statistics: fp32 over the axes given."""
     tensor = name.removeprefix("d ")
@@ -149,6 +150,8 @@ def _row(
         "layers": op.repeat,
         "schedule": schedule,
     }
+    if gradient:
+        fields["gradient_of"] = gradient
     convention = CONVENTION + SCHEDULES.get(schedule, SCHEDULES["blockwise"])
     value = each * times * op.repeat
     return Row(name, scope or op.scope, phase, value, "bytes", fields, convention, OMITTED, region=op.region)
@@ -165,7 +168,7 @@ def _gemm_rows(program: Program, op: Contraction) -> list[Row]:
     for operand in op.gradients:
         other = right if operand == left else left
         moves = ((f"d {op.outputs[0]}", "read"), (other, "read"), (f"d {operand}", "write"))
-        rows += [_row(program, name, op, "backward", way) for name, way in moves]
+        rows += [_row(program, name, op, "backward", way, gradient=operand) for name, way in moves]
     return rows
 
 
