@@ -6,16 +6,23 @@ hidden, w columns of a narrower token table, V vocabulary, P position rows, and 
 (layers, query heads, K/V heads, head width, MLP width; numbered where there are several groups). A sliding window is
 W, with its place in the cycle where the cycle has several (W_0, W_1); the cycle itself is the case's. A formula is
 thus true of every model of that kind, and two formulas are compared by expansion, not by samples.
+
+Mesh degrees may be symbols too, of a degree of at least two. What a fold then decides may not depend on their size: a
+comparison that does is an error, never a guess. Shards are rounded up (`ceiling`); `divided` takes them as exact and
+names what must divide what.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import reject
-from jaxcost.contracts.execution import Execution
+from jaxcost.contracts.execution import Execution, MeshAxis
+from jaxcost.prediction.forms import Call, Form
 from jaxcost.prediction.ledgers import FOLDS
 from jaxcost.prediction.program import Program, program
 from jaxcost.prediction.sizes import Sizes
@@ -112,11 +119,47 @@ def _window_names(cycle: tuple[int, ...], suffix: str) -> tuple[str, ...]:
     return tuple(numbered.get(window, "") for window in cycle)
 
 
-def symbolic(case: Case, **relations: str) -> Program:
-    """Return the program of a case on one device with symbols for its sizes (see `symbolic_sizes`)."""
+@cache
+def _degree_class() -> Any:
+    import sympy
+
+    class Degree(sympy.Symbol):  # type: ignore[misc]  # sympy is untyped
+        """The size of a mesh axis: a whole number above one, and no known power of two."""
+
+        def __new__(cls, name: str) -> Any:
+            return super().__new__(cls, name, integer=True, positive=True)
+
+        def __gt__(self, other: Any) -> Any:
+            return True if other in (0, 1) else super().__gt__(other)
+
+        def __and__(self, other: Any) -> bool:
+            return True  # n & (n - 1) is zero for powers of two alone
+
+    return Degree
+
+
+def degree(name: str) -> Any:
+    """Return the symbol of a mesh degree of at least two."""
+    return _degree_class()(name)
+
+
+def symbolic(case: Case, mesh: Mapping[str, str] | None = None, /, **relations: str) -> Program:
+    """Return the program of a case with symbols for its sizes (see `symbolic_sizes`).
+
+    Args:
+        case: what is declared; its own mesh plays no part.
+        mesh: symbol of the degree of each mesh axis, one device by default. With one, the case's way to run on a mesh
+            (ZeRO stage, groups, sequence parallelism) stays.
+        relations: expressions in place of symbols.
+    """
     run = case.execution
-    single = Execution(remat=run.remat, remat_names=run.remat_names, layers=run.layers, donate=run.donate)
-    one = case.model_copy(update={"execution": single, "workload": case.workload.replaced(accumulate=1)})
+    if mesh:
+        # A record does not validate symbols; the axes are what the folds ask for.
+        axes = tuple(MeshAxis.model_construct(name=axis, size=degree(name)) for axis, name in mesh.items())
+        execution = run.model_copy(update={"mesh": axes})
+    else:
+        execution = Execution(remat=run.remat, remat_names=run.remat_names, layers=run.layers, donate=run.donate)
+    one = case.model_copy(update={"execution": execution, "workload": case.workload.replaced(accumulate=1)})
     built = program(one, symbolic_sizes(case, **relations))
     return replace(built, case=one)
 
@@ -156,3 +199,48 @@ def equal(left: Any, right: Any) -> bool:
 
     difference = sympy.expand(sympy.sympify(left) - sympy.sympify(right))
     return bool(difference == 0) or bool(sympy.expand(sympy.together(difference)) == 0)
+
+
+def divided(expression: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return an expression with every ceiling taken as exact, expanded, and the quotients that must be whole for it."""
+    import sympy
+
+    found: dict[Any, None] = {}
+
+    def exact(argument: Any) -> Any:
+        found[argument] = None
+        return argument
+
+    return sympy.expand(sympy.sympify(expression).replace(sympy.ceiling, exact)), tuple(found)
+
+
+def as_form(expression: Any) -> Form:
+    """Return a sympy expression as a form, for writing.
+
+    Raises:
+        ValueError: for a function that forms do not have.
+    """
+    import sympy
+
+    value = sympy.sympify(expression)
+    if value.is_Rational:
+        return Form.of(int(value)) if value.is_Integer else Form.of(int(value.p)) / Form.of(int(value.q))
+    if value.is_Symbol:
+        return Form.of(str(value))
+    if value.is_Add or value.is_Mul:
+        made = as_form(value.args[0])
+        for part in value.args[1:]:
+            made = made + as_form(part) if value.is_Add else made * as_form(part)
+        return made
+    if value.is_Pow and value.exp.is_Integer:
+        made, base = Form.of(1), as_form(value.base)
+        for _ in range(abs(int(value.exp))):
+            made = made * base
+        return made if value.exp > 0 else Form.of(1) / made
+    name = _CALLS.get(type(value).__name__)
+    if name is None:
+        raise ValueError(f"no form of {type(value).__name__}")
+    return Form.of(Call(name, tuple(as_form(argument) for argument in value.args)))
+
+
+_CALLS = {"ceiling": "ceil", "floor": "floor", "Min": "min", "Max": "max", "Mod": "mod"}
