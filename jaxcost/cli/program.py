@@ -29,7 +29,10 @@ COMMANDS = {
     "estimate": ("jaxcost.cli.estimate", "All ledgers of one case."),
     "verify": ("jaxcost.cli.verify", "Predict, observe, reconcile."),
     "plan": ("jaxcost.cli.plan", "What to choose: a training run, what to recompute."),
+    "roofline": ("jaxcost.cli.roofline", "Which resource bounds each op and the step on a device."),
     "compare": ("jaxcost.cli.compare", "Sharding specs side by side, predicted and compiled."),
+    "sensitivity": ("jaxcost.cli.sensitivity", "One declared field, one new prediction: what moves, and by how much."),
+    "measure": ("jaxcost.cli.measure", "Run a step on the devices present."),
     "reconcile": ("jaxcost.cli.reconcile", "A checkpoint's headers against the manifest."),
     "targets": ("jaxcost.cli.targets", "What can be compiled for, here."),
 }

@@ -31,7 +31,7 @@ from jaxcost.contracts.errors import JaxcostError, Problem, RejectedError, Unava
 from jaxcost.observation.targets import Target
 from jaxcost.observation.worker import OWN_TEMPORARY_DIRECTORY, from_line, to_line
 
-Kind = Literal["parse", "cpu", "cuda", "tpu"]
+Kind = Literal["parse", "cpu", "cuda", "tpu", "present"]
 FailureKind = Literal["rejected", "unavailable", "raised", "crashed", "timed_out", "memory_exceeded", "not_started"]
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -124,16 +124,21 @@ def worker_environment(kind: Kind, cpu_devices: int, directory: str) -> dict[str
     """Return the environment of a worker: the caller's, less everything that would change what is compiled.
 
     JAX, XLA and libtpu read flags from the environment; a flag of the user's own would make observations differ from
-    machine to machine. Code, paths and locale stay.
+    machine to machine. Code, paths and locale stay. A worker of kind `present` runs on the devices of this machine as
+    the caller's own program would: it keeps the caller's environment, and reports the flags.
     """
     dropped = ("JAX_", "XLA_", "LIBTPU_", "TPU_", "CUDA_", "NVIDIA_", "PYTHON", "TF_", "ENABLE_PJRT")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    environment |= {
+    own = {
         # jax is looked for where the caller found it; the package where the caller runs it.
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)]),
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": directory,
         OWN_TEMPORARY_DIRECTORY: directory,
+    }
+    if kind == "present":
+        return {**os.environ, **own}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)} | own
+    environment |= {
         # Before any plugin is looked for: otherwise the CUDA plugin checks for a device and is lost.
         "JAX_PLATFORMS": "cpu",
         # A cache hit compiles nothing, hence dumps nothing.
