@@ -367,3 +367,35 @@ def parse_value(text: str) -> Any:
     if text.lower() in ("none", "null"):
         return None
     return parse_json(text, "value") if text[:1] in ("[", "{", '"') else text
+
+
+def described(case: Case | None = None) -> list[dict[str, Any]]:
+    """Return every field: its name, the record paths it owns, what it says; of a case also its value.
+
+    With a case the record paths that have no short name follow.
+    """
+    named = {**{name: known for name, (known, _) in LEAVES.items()}, **{n: f.owns[0] for n, f in OBJECTS.items()}}
+    entries = []
+    for name in sorted(named):
+        what = LEAVES[name][1] if name in LEAVES else OBJECTS[name].what
+        owns = [LEAVES[name][0].replace("{group}", "N")] if name in LEAVES else list(OBJECTS[name].owns)
+        entry: dict[str, Any] = {"field": name, "owns": owns, "what": what}
+        if case is not None:
+            try:
+                entry["value"] = shown_value(field(name, case).read(case))
+            except RejectedError:
+                entry["value"] = None  # several groups of layers each have one
+        entries.append(entry)
+    if case is not None:
+        known = {path for entry in entries for path in (item.replace(".N.", ".0.") for item in entry["owns"])}
+        entries += [
+            {"field": path, "owns": [path], "what": "", "value": shown_value(value)}
+            for path, value in leaves(case).items()
+            if path not in known and path != "workload.phase"
+        ]
+    return entries
+
+
+def shown_value(value: Any) -> Any:
+    """Return a value as JSON carries it; a list as the command line takes it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
