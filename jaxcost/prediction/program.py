@@ -220,11 +220,11 @@ class Program:
         """Return the elements of one copy on the worst device, of `sizes` (default: one microbatch there).
 
         Under sequence parallelism the stream between the tensor-parallel regions, [b, s, d], is split by rows over
-        `tensor`.
+        `tensor`, and so are the dropout masks on it (Korthikanti et al. 2022, arXiv:2205.05198, table 2).
         """
         count = self.elements(tensor, sizes or self.device_microbatch_sizes)
         run = self.case.execution
-        if run.sequence_parallel and tensor.axes == "b s d" and tensor.role == "activation":
+        if run.sequence_parallel and tensor.axes == "b s d" and tensor.role in ("activation", "mask"):
             return exact_div(count, run.degree("tensor"))
         return count
 
