@@ -1,0 +1,195 @@
+"""Rooflines as text: the step between its idealisations, each scope, each op, the collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxcost.report.console import console, table
+from jaxcost.report.numbers import about, exact
+from jaxcost.report.tables import line
+from jaxcost.report.values import case_values
+
+IDEALISATIONS = {
+    "full_overlap": "every resource works all the time: the longest of the three",
+    "ops_in_order": "ops follow one another, each overlaps its own two; exposed communication on top",
+    "serialised": "arithmetic, then traffic, then communication",
+}
+NEITHER = "Idealisations, not promises: none of them bounds a real program from above."
+_PREFIXES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_OPS_SHOWN = 12
+POINT_COLUMNS = (
+    "FLOPs", "bytes", "FLOP/byte", "ceiling", "a: arithmetic", "b: traffic", "max(a, b)", "a + b", "bound by"
+)  # fmt: skip
+
+
+def seconds_text(value: float | None) -> str:
+    """Return a time with its unit; unknown is said."""
+    if value is None:
+        return "unknown"
+    if value == 0:
+        return "0"
+    step, unit = next(((step, unit) for step, unit in _PREFIXES if abs(value) >= step), _PREFIXES[-1])
+    return f"{value / step:.4g} {unit}"
+
+
+def rate_text(value: float | None, unit: str = "FLOP/s") -> str:
+    """Return a rate in 10^12 a second, or smaller where it is small; `none` for an op without FLOPs."""
+    if value is None:
+        return "none"
+    step, name = next(((s, n) for s, n in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")) if value >= s), (1.0, ""))
+    return f"{value / step:,.4g} {name}{unit}"
+
+
+def intensity_text(value: float | None) -> str:
+    """Return FLOPs a byte."""
+    return "unknown" if value is None else f"{value:,.4g}"
+
+
+def show_roofline(data: Mapping[str, Any], rows: bool = False) -> None:
+    """Print a document `jaxcost.roofline.v1`; `rows` shows every op and collective."""
+    out = console()
+    device, step = data["device"], data["step"]
+    number = device["devices"]
+    line(out, f"{data['case']['architecture']['name']} on {number} x {device['name']}", style="bold")
+    line(out, "values used: " + "  ".join(f"{name}={value}" for name, value in case_values(data["case"])))
+    line(out, f"peak: {device['peak']['label']}")
+    for text in ridge_lines(data):
+        line(out, text)
+    made = table("step", "time", "MFU there", "what it assumes", right=("time", "MFU there"))
+    for name, text in IDEALISATIONS.items():
+        at = step["mfu_at"][name]
+        made.add_row(
+            name.replace("_", " "), seconds_text(step["seconds"][name]), "" if at is None else f"{100 * at:.1f}%", text
+        )
+    out.print(made)
+    line(out, verdict(data), style="bold")
+    line(out, NEITHER)
+    if step["reason"]:
+        line(out, f"unknown: {step['reason']}")
+    _show_points(out, "scope", data["scopes"], len(data["scopes"]))
+    ops = sorted(data["ops"], key=lambda op: -op["overlapped_seconds"])
+    _show_points(out, "op", ops, len(ops) if rows else _OPS_SHOWN)
+    _show_collectives(out, data, rows)
+    if data["measured"]:
+        for text in measured_lines(data["measured"]):
+            line(out, text)
+    line(out, compiler_line(data["compiler"]))
+    for title, texts in (("conflicting figures", conflict_lines(device)), ("notes", data["notes"])):
+        if texts:
+            line(out, f"{title}:", style="bold")
+            for text in texts:
+                line(out, f"- {text}")
+    line(out, "left out: " + "; ".join(data["omitted"]))
+
+
+def verdict(data: Mapping[str, Any]) -> str:
+    """Return in one sentence which resource takes longest, with the three times."""
+    step = data["step"]
+    times = {
+        "arithmetic": step["compute_seconds"],
+        "memory traffic": step["memory_seconds"],
+        "communication": step["communication_seconds"],
+    }
+    longest = {"compute": "arithmetic", "memory": "memory traffic", "interconnect": "communication"}.get(step["bound"])
+    told = ", ".join(f"{name} {seconds_text(value)}" for name, value in times.items())
+    return f"{longest or 'unknown which'} takes longest: {told}"
+
+
+def ridge_lines(data: Mapping[str, Any]) -> list[str]:
+    """Return a line per boundary: its rate, its ridge point, and the step's intensity against it."""
+    device, found = data["device"], []
+    sent = sum(c["times"] * (c["inside_bytes"] or 0) for c in data["collectives"])
+    across = sum(c["times"] * (c["between_bytes"] or 0) for c in data["collectives"])
+    flops = data["step"]["flops"]
+    links = {link["reach"]: link for link in device["links"]}
+    for name, ridge in data["ridge_points"].items():
+        if name == "device memory":
+            rate, size = device["memory_bytes_per_second"], data["step"]["bytes"]
+        else:
+            rate, size = links[name]["bytes_per_second"], across if name == "between" else sent
+        if name != "device memory" and not size:  # nothing of the step crosses it
+            continue
+        if ridge is None:
+            found.append(f"ridge against {name}: unknown ({links[name]['reason']})")
+            continue
+        step = intensity_text(flops / size if size else None)
+        found.append(f"ridge against {name}: {ridge:,.4g} FLOP/byte at {rate / 1e9:,.5g} GB/s; the step has {step}")
+    return found
+
+
+def measured_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return what a measured time says."""
+    mfu, hfu = found["mfu"], found["hfu"]
+    share = found["share_of_full_overlap"]
+    part = "" if share is None else f", {100 * share:.1f}% of the rate at full overlap"
+    lines = [
+        f"measured {seconds_text(found['seconds'])}: MFU {100 * mfu['value']:.2f}%, HFU {100 * hfu['value']:.2f}%{part}"
+    ]
+    lines += [
+        f"{found['status'].upper()}: faster than the bound, which no program with these counts is. Likely causes:"
+    ] * (found["status"] == "inconsistent")
+    return lines + [f"- {cause['text']}" for cause in found["causes"]]
+
+
+def compiler_line(found: Mapping[str, Any]) -> str:
+    """Return the compiler's own estimate in words."""
+    if found["seconds"] is None:
+        return f"the compiler's own estimate: unknown ({found['reason']})"
+    value = f"{found['seconds']:.4g} s" if found["seconds"] <= 0 else seconds_text(found["seconds"])
+    return f"the compiler's own estimate for {found['target']}: {value}, covering {found['covers']} ({found['reason']})"
+
+
+def conflict_lines(device: Mapping[str, Any]) -> list[str]:
+    """Return the figures of a device on which sources disagree."""
+    return [
+        f"{item['field']}: {item['used']} used, {item['other']} in {item['source']}"
+        + (f" ({item['note']})" if item["note"] else "")
+        for item in device["conflicts"]
+    ]
+
+
+def _show_points(out: Any, kind: str, points: Sequence[Mapping[str, Any]], shown: int) -> None:
+    phases = any(point["phase"] for point in points)
+    names = (kind, *(("phase",) if phases else ()), *POINT_COLUMNS)
+    made = table(*names, right=names[2 if phases else 1 : -1])
+    for point in points[:shown]:
+        made.add_row(
+            point["scope"],
+            *((point["phase"],) if phases else ()),
+            about(point["flops"], "FLOPs") or exact(point["flops"]),
+            about(point["bytes"], "bytes") or exact(point["bytes"]),
+            intensity_text(point["intensity"]),
+            rate_text(point["ceiling_flops_per_second"]),
+            seconds_text(point["compute_seconds"]),
+            seconds_text(point["memory_seconds"]),
+            seconds_text(point["overlapped_seconds"]),
+            seconds_text(point["serial_seconds"]),
+            point["bound"],
+        )
+    out.print(made)
+    if len(points) > shown:
+        line(out, f"{len(points) - shown} more {kind}s with --rows")
+
+
+def _show_collectives(out: Any, data: Mapping[str, Any], rows: bool) -> None:
+    if not data["collectives"]:
+        return
+    made = table("axis", "communication", "overlap declared", right=("communication", "overlap declared"))
+    for axis, seconds in data["communication_by_axis"].items():
+        given = "none" if data["overlap"] is None else f"{100 * data['overlap'].get(axis, 0):.0f}%"
+        made.add_row(axis, seconds_text(seconds), given)
+    out.print(made)
+    if not rows:
+        return
+    names = ("collective", "phase", "kind", "axis", "times", "inside", "between", "time")
+    made = table(*names, right=("times", "inside", "between", "time"))
+    for item in data["collectives"]:
+        sizes = (
+            about(item[f"{reach}_bytes"], "bytes") or exact(item[f"{reach}_bytes"]) for reach in ("inside", "between")
+        )
+        made.add_row(
+            item["object"], item["phase"], item["kind"], item["axis"], exact(item["times"]), *sizes,
+            seconds_text(item["seconds"]),
+        )  # fmt: skip
+    out.print(made)
