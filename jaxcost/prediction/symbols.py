@@ -208,6 +208,8 @@ def divided(expression: Any) -> tuple[Any, tuple[Any, ...]]:
     found: dict[Any, None] = {}
 
     def exact(argument: Any) -> Any:
+        if not argument.as_numer_denom()[0].free_symbols:
+            return sympy.ceiling(argument)  # a number divided by a degree is never whole
         found[argument] = None
         return argument
 
