@@ -105,8 +105,9 @@ def show_sensitivity(data: Mapping[str, Any], rows: bool = False) -> None:
         line(out, "left out of the default surface:")
         for item in data["left_out"]:
             line(out, f"- {item['field']}={exact(item['value'])}: {item['reason']}")
-    for text in data["formula_disagreements"]:
-        line(out, f"no formula: {text}")
+    for item in data["formula_disagreements"]:
+        if rows or item["path"] in data["columns"]:
+            line(out, f"{item['name']}: {label(item['path'])}: {item['reason']}")
     for seen in data.get("observed", ()):
         _show_observed(out, seen, rows)
 

@@ -171,7 +171,8 @@ def _observed(found: Sequence[Mapping[str, Any]]) -> str:
 
 def _left_out(data: Mapping[str, Any]) -> str:
     items = [f"{item['field']}={exact(item['value'])}: {item['reason']}" for item in data["left_out"]]
-    parts = [("left out of the default surface", items), ("no formula for", list(data["formula_disagreements"]))]
+    gone = [f"{item['name']}: {item['path']}: {item['reason']}" for item in data["formula_disagreements"]]
+    parts = [("left out of the default surface", items), ("where a formula does not give the difference", gone)]
     return "".join(
         f"<h2>{title}</h2><ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
         for title, texts in parts

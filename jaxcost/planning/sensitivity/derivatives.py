@@ -1,130 +1,161 @@
-"""The partial derivative of a total by a declared extent, and what it says of the difference.
+"""The partial derivative of a total by a declared size, and what it says of the difference.
 
-Totals are polynomials of the extents (the same folds on symbols, see `prediction.symbols`). For a total f and a field x
-that goes from x0 to x0 + h, the exact difference is the polynomial f(x0 + h) - f(x0) in h. Where f is linear in x, that
-is the derivative times h and no approximation; where it is not, the higher terms are shown. Either must be the
-difference of the two predictions to the unit: if not, the formula does not hold over the step (padding, a divisor, a
-choice between sizes), and that is said.
+Every total of a case is a form of its sizes (`prediction.formulas`): the folds run on integers that remember what they
+came from. For a total f and a size x that goes from x0 to x0 + h, the exact difference is the polynomial
+f(x0 + h) - f(x0) in h. Where f is linear in x, that is the derivative times h and no approximation; where it is not,
+the higher terms are shown. Either must be the difference of the two predictions to the unit: if not, the form does not
+hold over the step (a padding, a divisor, a choice between sizes falls otherwise), and that is said.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from math import comb
 from typing import Any
 
 from jaxcost.contracts.case import Case
-from jaxcost.contracts.errors import RejectedError
-from jaxcost.planning.sensitivity.scenario import Scenario
-from jaxcost.prediction.ledgers import FOLDS
-from jaxcost.prediction.sizes import sizes_of
-from jaxcost.prediction.symbols import symbol, symbolic
+from jaxcost.planning.sensitivity.fields import mesh_sizes
+from jaxcost.planning.sensitivity.scenario import Moved, Scenario
+from jaxcost.prediction.forms import Call, Form
+from jaxcost.prediction.formulas import CaseFormulas, case_formulas
+from jaxcost.prediction.rows import plain
 
-LEDGERS = ("parameters", "state", "flops", "activations", "kv_cache", "traffic")
-_GROUP_SYMBOLS = {"repeat": "L", "layer.attention.query_heads": "H", "layer.attention.kv_heads": "K",
-                  "layer.attention.head_dim": "E", "layer.mlp.width": "F"}  # fmt: skip
-_SYMBOLS = {
-    "workload.batch": "B", "workload.new_tokens": "S", "workload.past_tokens": "T", "workload.logits": "R",
-    "architecture.hidden_size": "d", "architecture.embedding_width": "w", "architecture.vocabulary_size": "V",
-    "architecture.learned_positions.rows": "P",
-}  # fmt: skip
+VISIBLE = "workload.past_tokens"
+NO_SYMBOL = "the field is no size: a kind, a policy or an object"
+CONDITIONS_SHOWN = 4
+WHOLE_PROMPT = "the formula is of rows over a cache, and the base is a whole prompt, of which another one holds"
 
 
-def symbol_name(found: Scenario, base: Case) -> str:
-    """Return the symbol of the one leaf that moved; empty where the field has none."""
-    if len(found.fields) != 1 or len(found.moved) != 1:
-        return ""
-    leaf = found.moved[0]
-    if not _whole(leaf.before) or not _whole(leaf.after):
-        return ""
-    match = re.fullmatch(r"architecture\.groups\.([0-9]+)\.(.+)", leaf.path)
-    if match:
-        suffix = "" if len(base.architecture.groups) == 1 else match[1]
-        return _GROUP_SYMBOLS[match[2]] + suffix if match[2] in _GROUP_SYMBOLS else ""
-    if leaf.path == "workload.new_tokens" and base.workload.continues:
-        return ""  # visible rows go with them
-    return _SYMBOLS.get(leaf.path, "")
+class Slopes:
+    """The derivatives of a base's totals by the sizes that its cases move."""
+
+    def __init__(self, base: Case):
+        self.base = base
+        self._formulas: CaseFormulas | None = None
+
+    def _of(self, found: Scenario) -> CaseFormulas:
+        """A prompt over cached rows tells visible rows from new ones; a whole prompt is its value at T = S."""
+        if found.moved[0].path == VISIBLE and not self.base.workload.continues:
+            return case_formulas(found.case)
+        if self._formulas is None:
+            self._formulas = case_formulas(self.base)
+        return self._formulas
+
+    def of(self, found: Scenario, rows: Iterable[tuple[str, Any, Any]]) -> tuple[dict[str, dict[str, Any]], str]:
+        """Return, by path of a total, its derivative and the difference it makes; and why there is none, or nothing.
+
+        Args:
+            found: a case of one field.
+            rows: path, base value and value of each total. One that neither moves nor depends on the field is left out.
+        """
+        if len(found.fields) != 1 or len(found.moved) != 1:
+            return {}, NO_SYMBOL
+        if found.moved[0].path == "workload.new_tokens" and self.base.workload.continues:
+            return {}, "visible rows go with new ones: two sizes move"
+        formulas = self._of(found)
+        step = _step(found.moved[0], formulas)
+        if step is None:
+            return {}, NO_SYMBOL
+        name, before, after = step
+        at = {**formulas.sizes, name: before}
+        answer = {}
+        for path, old, new in rows:
+            total = next((item for item in formulas.totals if item.path == path), None)
+            if total is not None and total.form is not None and (name in total.form.symbols or old != new):
+                holds = formulas.conditions[path.partition(".")[0]]
+                answer[path] = derivative(total.form, name, at, after - before, old, new, holds)
+        return answer, ""
+
+
+def _step(leaf: Moved, formulas: CaseFormulas) -> tuple[str, int, int] | None:
+    """Return the symbol of the leaf that moved, with its value before and after; None where it has none."""
+    before, after, path = leaf.before, leaf.after, leaf.path
+    if path == "execution.mesh":
+        old, new = (mesh_sizes(side) for side in (before, after))
+        moved = [axis for axis in old if old[axis] != new.get(axis)]
+        if list(old) != list(new) or len(moved) != 1:
+            return None
+        path, before, after = f"{path}.{moved[0]}", old[moved[0]], new[moved[0]]
+    if path == VISIBLE:
+        new_rows = formulas.case.workload.new_tokens
+        return ("T", before + new_rows, after + new_rows) if "T" in formulas.fields else None
+    if not _whole(before) or not _whole(after):
+        return None
+    name = next((name for name, item in formulas.fields.items() if item.field == path), None)
+    return None if name is None else (name, before, after)
 
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def values(case: Case) -> dict[str, int]:
-    """Return the integer behind each symbol of a case."""
-    sizes = sizes_of(case)
-    found = {name: sizes.axis(axis) for name, axis in zip("BSTRVPdw", "bstrvpdw", strict=True)}
-    for index, group in enumerate(sizes.groups):
-        suffix = "" if len(sizes.groups) == 1 else str(index)
-        found |= {f"{name}{suffix}": group[axis] for name, axis in zip("HKEF", "hkef", strict=True)}
-        found[f"L{suffix}"] = sizes.repeats[index]
-        windows = sorted({window for window in case.architecture.groups[index].windows if window})
-        for place, window in enumerate(windows):
-            found[f"W{suffix}_{place}" if len(windows) > 1 else f"W{suffix}"] = window
+def powers(form: Form, name: str) -> dict[int, Form] | None:
+    """Return the coefficient of each power of a size, forms of the others; None where the size is inside a call."""
+    found: dict[int, Form] = {}
+    for mono, value in form.terms.items():
+        if any(isinstance(atom, Call) and name in Form.of(atom).symbols for atom, _ in mono):
+            return None
+        power = dict(mono).get(name, 0)
+        rest = Form({tuple((atom, count) for atom, count in mono if atom != name): value})
+        found[power] = found.get(power, Form.of(0)) + rest
     return found
 
 
-def derivatives(
-    base: Case, found: Scenario, differences: Mapping[str, tuple[Any, Any]], paths: Iterable[str]
-) -> tuple[dict[str, dict[str, Any]], str]:
-    """Return, by path of a total, its derivative and the difference it makes; and why there is none, or nothing.
-
-    Args:
-        base, found: the base and a case of one field.
-        differences: base value and value of each total, as predicted.
-        paths: the totals wanted; those without a formula are left out.
-    """
-    name = symbol_name(found, base)
-    if not name:
-        return {}, "" if len(found.fields) > 1 else "the field has no symbol: it is a kind, a policy or an object"
-    # A prompt over cached rows tells visible rows from new ones; a whole prompt is its value at T = S.
-    kind = found.case if name == "T" else base
-    try:
-        built = symbolic(kind)
-    except RejectedError as error:
-        return {}, "; ".join(f"{problem.path}: {problem.rule}" for problem in error.problems)
-    totals = {ledger: FOLDS[ledger](built).totals for ledger in LEDGERS}
-    old, new = values(base), values(found.case)
-    answer = {}
-    for path in paths:
-        ledger, _, total = path.partition(".")
-        if total in totals.get(ledger, ()) and path in differences:
-            expression = totals[ledger][total]
-            if expression is not None:
-                answer[path] = _derivative(expression, name, old, new[name] - old[name], *differences[path])
-    return answer, ""
+def slope(form: Form, name: str) -> Form | None:
+    """Return the partial derivative of a form by a size; None where the size is inside a call."""
+    parts = powers(form, name)
+    if parts is None:
+        return None
+    total = Form.of(0)
+    for power, rest in parts.items():
+        if power:
+            total = total + rest * Form({((name, power - 1),) if power != 1 else (): power})
+    return total
 
 
-def _derivative(
-    expression: Any, name: str, at: Mapping[str, int], step: int, before: Any, after: Any
+def growth(form: Form, name: str, at: Mapping[str, int]) -> dict[int, Fraction] | None:
+    """Return f(x + h) - f(x) as coefficients of the powers of h, all sizes at `at`; None where it is no polynomial."""
+    parts = powers(form, name)
+    if parts is None or any(power < 0 for power in parts):
+        return None
+    values = {power: rest.value(at) for power, rest in parts.items()}
+    found = {}
+    for j in range(1, max(values, default=0) + 1):
+        term = sum((value * comb(k, j) * at[name] ** (k - j) for k, value in values.items() if k >= j), Fraction(0))
+        if term:
+            found[j] = term
+    return found
+
+
+def derivative(
+    form: Form, name: str, at: Mapping[str, int], step: int, before: Any, after: Any, conditions: Iterable[str] = ()
 ) -> dict[str, Any]:
     """Return one derivative: its formula, its value at the base, and the exact difference over the step."""
-    import sympy
-
-    x, h = symbol(name), sympy.Symbol("h", integer=True)
-    expression = sympy.expand(sympy.sympify(expression))
-    rest = {symbol(other): value for other, value in at.items() if other != name}
-    own = expression.subs(rest)
-    slope = sympy.expand(sympy.diff(expression, x))
-    grown = sympy.expand(own.subs(x, at[name] + h) - own.subs(x, at[name]))
-    difference = grown.subs(h, step)
+    own, grown = slope(form, name), growth(form, name, at)
+    difference = form.value({**at, name: at[name] + step}) - form.value(at)
+    if grown is not None:  # the two ways to the difference are one polynomial
+        assert sum(value * step**power for power, value in grown.items()) == difference
     found: dict[str, Any] = {
-        "symbol": name, "formula": str(slope), "at_base": _number(sympy.diff(own, x).subs(x, at[name])),
-        "step": step, "linear": bool(sympy.diff(own, x, 2).simplify() == 0), "difference_formula": str(grown),
-        "difference": _number(difference),
-    }  # fmt: skip
-    held = before is not None and own.subs(x, at[name]) == before
-    found["agrees"] = bool(held and after is not None and difference == after - before)
-    if not found["agrees"]:
-        found["reason"] = (
-            "the formula is of another number: padding or a mesh is in the prediction"
-            if not held else "the formula does not hold over this step: a divisor or a choice between sizes changes"
-        )  # fmt: skip
+        "symbol": name,
+        "formula": None if own is None else own.text(),
+        "at_base": None if own is None else plain(own.value(at)),
+        "step": step,
+        "linear": grown is not None and max(grown, default=0) <= 1,
+        "difference_formula": None if grown is None else _polynomial(grown),
+        "difference": plain(difference),
+        "agrees": before is not None and after is not None and difference == after - before,
+    }
+    if form.value(at) != before:
+        found["agrees"] = False
+        found["reason"] = WHOLE_PROMPT if name == "T" else "the base differs"
+    elif not found["agrees"]:
+        held = list(conditions)
+        more = f" and {len(held) - CONDITIONS_SHOWN} more" if len(held) > CONDITIONS_SHOWN else ""
+        found["reason"] = f"the formula does not hold over this step; it holds while {', '.join(held[:4])}{more}"
     return found
 
 
-def _number(value: Any) -> int | str | None:
-    """Return an exact number as JSON carries it: an integer, or the text of a fraction; None where it is none."""
-    if value.is_Integer:
-        return int(value)
-    return str(value) if value.is_Rational else None
+def _polynomial(grown: Mapping[int, Fraction]) -> str:
+    terms = [f"{plain(grown[power])}*h" + (f"**{power}" if power > 1 else "") for power in sorted(grown, reverse=True)]
+    return " + ".join(terms).replace("+ -", "- ") or "0"

@@ -16,13 +16,12 @@ from typing import Any
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import Problem, RejectedError, reject
-from jaxcost.planning.sensitivity.derivatives import derivatives
+from jaxcost.planning.sensitivity.derivatives import Slopes
 from jaxcost.planning.sensitivity.scenario import Base, Change, Scenario, changed, scenario, several, shown, single
 from jaxcost.planning.sensitivity.surface import default_surface, design_notes
 from jaxcost.planning.sensitivity.totals import PRINCIPAL, Delta, deltas, totals
 from jaxcost.prediction.ledgers import Prediction, predict
 from jaxcost.prediction.rows import plain
-from jaxcost.prediction.symbols import FORMULAS
 
 INVARIANT = "a dash is a ledger that does not move: invariant, which is not no effect at run time"
 VECTOR = "several fields moved together; no part of a difference is any one field's"
@@ -127,10 +126,10 @@ class Sensitivity:
         return tuple(path for path in PRINCIPAL[self.base.case.workload.phase] if path in have)
 
     @property
-    def disagreements(self) -> tuple[str, ...]:
-        """Where a formula that holds at the base does not give the difference of the two predictions."""
+    def disagreements(self) -> tuple[dict[str, str], ...]:
+        """The totals whose formula does not give the difference of the two predictions, with the reason."""
         return tuple(
-            f"{item.scenario.name}: {row.path}: {row.derivative['reason']}"
+            {"name": item.scenario.name, "path": row.path, "reason": str(row.derivative["reason"])}
             for item in self.cases
             for row in item.deltas
             if row.derivative is not None and not row.derivative["agrees"]
@@ -172,7 +171,7 @@ def vary(
         case: the base; it is not changed, and its digest is verified after every case.
         sets: one change each: `"kv_heads=32"`, or `{"kv_heads": 32}`. With neither sets nor vectors: a default surface.
         vectors: two changes or more each, `"kv_heads=8,kv_dtype=fp8_e4m3"` or a mapping.
-        formulas: also the symbolic derivatives, which need sympy.
+        formulas: also the symbolic derivatives.
         predict, apply: how a case is predicted, and made of a base and values by path; given to plant faults.
         fits: raises RejectedError for a case that is of no use, for example on a target.
 
@@ -207,7 +206,8 @@ def vary(
         raise RejectedError(problems)
     first = predict(case)
     before = totals(first)
-    cases = tuple(_result(base, before, item, predict, formulas) for item in singles)
+    slopes = Slopes(case) if formulas else None
+    cases = tuple(_result(base, before, item, predict, slopes) for item in singles)
     grouped = tuple(_vector(base, before, item, predict, apply) for item in together)
     base.verify("all cases")
     return Sensitivity(first, base.digest, cases, grouped, tuple(left_out), default)
@@ -239,16 +239,13 @@ def _repeated(found: Sequence[Scenario]) -> list[Problem]:
     return problems
 
 
-def _result(base: Base, before: Mapping[str, Any], item: Scenario, predict: Predict, formulas: bool) -> Result:
+def _result(base: Base, before: Mapping[str, Any], item: Scenario, predict: Predict, slopes: Slopes | None) -> Result:
     prediction = predict(item.case)
     base.verify(item.name)
     rows = deltas(before, totals(prediction))
-    if not formulas:
+    if slopes is None:
         return Result(item, prediction, rows)
-    known = {row.path: (row.base, row.value) for row in rows}
-    phase = base.case.workload.phase
-    wanted = tuple(dict.fromkeys((*PRINCIPAL[phase], *FORMULAS)))
-    found, reason = derivatives(base.case, item, known, wanted)
+    found, reason = slopes.of(item, ((row.path, row.base, row.value) for row in rows))
     return Result(item, prediction, tuple(replace(row, derivative=found.get(row.path)) for row in rows), reason)
 
 
@@ -260,7 +257,7 @@ def _vector(
     alone: list[Result | str] = []
     for change in item.changes:
         try:
-            alone.append(_result(base, before, scenario(base, [change], apply), predict, formulas=False))
+            alone.append(_result(base, before, scenario(base, [change], apply), predict, None))
         except RejectedError as error:
             rules = "; ".join(dict.fromkeys(problem.rule for problem in error.problems))
             alone.append(f"{change.field}={shown(change.value)}: {rules}")

@@ -11,7 +11,8 @@ from typing import Any
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.dtypes import BITS
-from jaxcost.planning.sensitivity.scenario import Change
+from jaxcost.contracts.errors import RejectedError
+from jaxcost.planning.sensitivity.scenario import Change, changed
 
 TIMES, RANKS = 8, 8
 # Comparisons that move several fields together: name, a field that tells of it, what else moves in reality.
@@ -55,15 +56,22 @@ def default_surface(case: Case) -> Iterator[Change]:
 
 
 def _meshes(case: Case) -> Iterator[Change]:
-    """Sharded parameters: over fsdp where the batch allows it, else over tensor."""
+    """Sharded parameters: over fsdp where the batch allows it, else over tensor; of the degrees tried the largest."""
     run, work = case.execution, case.workload
     if run.device_count > 1:
         world = run.degree("data") * run.degree("fsdp")
         if world > 1:
             yield Change("shard", 1 if run.degree("fsdp") > 1 else world)
         return
-    axis = "fsdp" if (work.batch // work.accumulate) % RANKS == 0 else "tensor"
-    yield Change("mesh", f"{axis}={RANKS}")
+    for ranks in (RANKS, RANKS // 2, RANKS // 4):
+        axis = "fsdp" if (work.batch // work.accumulate) % ranks == 0 else "tensor"
+        try:
+            changed(case, {"execution.mesh": [{"name": axis, "size": ranks}]})
+        except RejectedError:
+            continue
+        yield Change("mesh", f"{axis}={ranks}")
+        return
+    yield Change("mesh", f"tensor={RANKS}")
 
 
 def design_notes(names: Sequence[str]) -> list[str]:
