@@ -8,7 +8,10 @@ import click
 
 # subcommand -> (the module that defines it, its line in the help)
 SUBCOMMANDS = {
+    "run": ("jaxcost.cli.plan_run", "A training run: how long, whether it fits, what it costs, what to test first."),
     "recompute": ("jaxcost.cli.plan_recompute", "What to keep under a budget of memory."),
+    "lookup": ("jaxcost.cli.plan_lookup", "A large lookup table, and whether its rows arrive in time."),
+    "optimizer": ("jaxcost.cli.plan_optimizer", "Work of an optimizer that multiplies matrices, and who owns which."),
 }
 
 
@@ -36,6 +39,7 @@ def plan() -> None:
 
     \b
     Examples:
+        jaxcost plan run --devices 256 --device h100 --days 90 --mfu 0.40 --reserve 0.25 --parameters 30e9
         jaxcost plan recompute llama-3.1-8b --phase training --batch 8 --seq 4096 --mesh fsdp=8 --budget 8GiB
     """
 
