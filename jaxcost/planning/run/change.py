@@ -100,6 +100,8 @@ def compare_plans(before: RunPlan, after: RunPlan) -> dict[str, Any]:
     inputs = list(_inputs_changed(before.inputs.to_data(), after.inputs.to_data()))
     moved, unmoved, unknown = [], [], []
     for name, item in FIGURES.items():
+        if not item.section:
+            continue
         for stage in _stages(before, after, item.staged):
             values = [_value(plan, name, stage) for plan in (before, after)]
             label = f"{stage}: {name}" if stage and len(before.inputs.parts) + len(after.inputs.parts) > 2 else name

@@ -20,6 +20,8 @@ from jaxcost.planning.run.inputs import RunInputs, Stage
 from jaxcost.planning.run.sheet import FIGURES, Sheet, Unknown
 from jaxcost.planning.utilisation import mfu
 
+# How far the mean of the simulated runs may lie from the formula, in its standard errors.
+STANDARD_ERRORS = 4
 LOOK_AT = (
     "what a token is: useful, or padding counted", "padding and masking", "accumulation",
     "stages with another context, batch or utilisation", "rounding", "what the timing window contains",
@@ -52,14 +54,14 @@ class Check:
 
     @property
     def status(self) -> str:
-        """`exact`, `explained`, `rounded` (equal to the digits given), `open`, or `unmeasured`."""
+        """`exact`, `explained`, `bounded` (within the digits given or an error), `open`, `unmeasured`."""
         if self.residual is None:
             return "unmeasured"
         if self.residual == 0:
             return "exact"
         if self.explanations and sum(amount for amount, _, _ in self.explanations) == self.residual:
             return "explained"
-        return "rounded" if self.rounded else "open"
+        return "bounded" if self.rounded else "open"
 
 
 def cross_checks(inputs: RunInputs, sheet: Sheet) -> list[Check]:
@@ -70,7 +72,8 @@ def cross_checks(inputs: RunInputs, sheet: Sheet) -> list[Check]:
         measured = inputs.assumed("measured_step", stage)
         if measured is not None:
             found.append(_timed(inputs, sheet, stage, measured))
-    return found
+    played = _played(sheet)
+    return found if played is None else [*found, played]
 
 
 def _two_routes(sheet: Sheet, stage: Stage) -> Check:
@@ -93,6 +96,20 @@ def _two_routes(sheet: Sheet, stage: Stage) -> Check:
         "healthy duration two ways", stage.name, "s", None if isinstance(work, Unknown) else work,
         None if isinstance(steps, Unknown) else steps, "all arithmetic / useful rate", "whole steps x one step",
         explanations, reason=unknown, look_at=LOOK_AT,
+    )  # fmt: skip
+
+
+def _played(sheet: Sheet) -> Check | None:
+    """Return the productive fraction by formula against the simulation; None where failures are not described."""
+    formula, mean = sheet.known("productive_fraction"), sheet.known("simulated_productive_fraction")
+    if formula is None or mean is None:
+        return None
+    error = sheet.known("simulated_standard_error")
+    inside = abs(mean - formula) <= STANDARD_ERRORS * error
+    text = f"simulated, standard error {error:.3g}: {STANDARD_ERRORS} of them are allowed"
+    return Check(
+        "productive fraction two ways", "", "ratio", formula, mean, "Daly's formula", text, rounded=inside,
+        look_at=("a run of few intervals, whose last one is short", "a restart longer than the time between failures"),
     )  # fmt: skip
 
 

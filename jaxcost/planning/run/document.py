@@ -14,12 +14,18 @@ from jaxcost.planning.run.plan import RunPlan, graph_options
 from jaxcost.planning.run.review import answers, findings, status
 from jaxcost.planning.run.sheet import FIGURES, Figure, Unknown
 from jaxcost.planning.run.trust import trust
+from jaxcost.report.values import case_values
 
 SECTIONS = (
     "run", "budget", "work", "batch", "steps", "failures", "checkpoint", "memory", "communication", "data", "scaling",
     "tail", "cost",
 )  # fmt: skip
 TRANSFERS_SHOWN = 12
+CHOICES = (
+    "device", "dtype", "work", "downtime", "mfu_window", "checkpoint", "interval_counts", "simulated_runs", "seed",
+)  # fmt: skip
+# What a plan says itself, and need not be repeated from the values of its case.
+OF_THE_PLAN = ("phase", "batch", "seq", "past", "logits", "accumulate", "mesh")
 
 
 def plan_document(plan: RunPlan, base: RunPlan | None = None) -> dict[str, Any]:
@@ -44,7 +50,7 @@ def plan_document(plan: RunPlan, base: RunPlan | None = None) -> dict[str, Any]:
         "device": {"name": plan.device.name if plan.device else None, "peak": plan.peak.label},
         "digest": plan.inputs.digest, "inputs": plan.inputs.to_data(),
         "answers": answers(plan), "findings": noted,
-        "assumptions": list(_assumptions(plan.inputs)),
+        "assumptions": list(_assumptions(plan.inputs)), "choices": list(_choices(plan)),
         "stages": [stage.name for stage in plan.inputs.parts],
         "figures": [_figure(plan, item, stage) for item, stage in _listed(plan)],
         "checks": [_check(item) for item in plan.checks], "claims": [_check(item) for item in plan.claims],
@@ -74,7 +80,8 @@ def _figure(plan: RunPlan, item: Figure, stage: str) -> dict[str, Any]:
     value = plan.sheet.value(item.name, stage or plan.inputs.parts[0].name)
     found: dict[str, Any] = {
         "name": item.name, "section": item.section, "stage": stage or None, "object": item.what,
-        "value": None if isinstance(value, Unknown) else value, "exact": _exact(value), "unit": item.unit,
+        "value": None if isinstance(value, Unknown) else value, "exact": _exact(value),
+        "unit": item.unit.replace("currency", plan.inputs.currency or "currency"),
         "scope": item.scope, "convention": item.convention, "omitted": item.omitted, "evidence": "analytical",
         "fields": list(plan.sheet.rests_on(item.name)),
     }  # fmt: skip
@@ -109,6 +116,36 @@ def _assumption(path: str, name: str, inputs: RunInputs, stage: Stage | None) ->
         "high": None if found.high is None else Fraction(found.high), "unit": spec.unit, "evidence": found.evidence,
         "source": found.source, "date": found.date, "test": found.test or spec.test, "default": default,
     }  # fmt: skip
+
+
+def _choices(plan: RunPlan) -> Iterator[dict[str, Any]]:
+    """Yield what is chosen rather than measured: device, precision, conventions, mesh and the options of the case."""
+    inputs = plan.inputs
+    fields = type(inputs).model_fields
+    for name in CHOICES:
+        value = getattr(inputs, name)
+        if name == "work":
+            value = plan.sheet.given["work"]
+        if value is not None:
+            yield {
+                "name": name,
+                "stage": None,
+                "value": value,
+                "default": getattr(inputs, name) == fields[name].default,
+            }
+    for stage in inputs.parts:
+        label = stage.name if inputs.stages else None
+        mesh, prediction = inputs.staged("mesh", stage), plan.facts[stage.name].prediction
+        if mesh is not None:
+            text = ",".join(f"{axis}={size}" for axis, size in mesh.items())
+            yield {"name": "mesh", "stage": label, "value": text, "default": False}
+        given = inputs.staged("case", stage)
+        if prediction is None:
+            options = [(name, str(value)) for name, value in given.items()]
+        else:
+            options = [pair for pair in case_values(prediction.case.to_data()) if pair[0] not in OF_THE_PLAN]
+        for option, text in options:
+            yield {"name": option, "stage": label, "value": text, "default": option.replace("-", "_") not in given}
 
 
 def _check(item: Check) -> dict[str, Any]:

@@ -56,8 +56,6 @@ SPECS: dict[str, Spec] = {
                           "some hundred steps at this mesh, batch and context, each waited for"),
     "memory_fraction": Spec("ratio", "Share of device memory that the step may fill.",
                             "allocated and reserved peaks of a complete step on the device", most=1),
-    "lookup": Spec("scalars", "Scalars of lookup tables outside the parameters.", "the model's manifest", whole=True),
-    "lookup_bytes": Spec("bytes", "Bytes of one scalar of the lookup tables.", "the stored table's header"),
     "checkpoint_bandwidth": Spec("GB/s", "Aggregate write bandwidth of the checkpoint store, 10^9 bytes a second.",
                                  "a checkpoint of the full size, written from all hosts at once"),
     "checkpoint_pause": Spec("s", "Pause of training for one checkpoint.",
@@ -174,8 +172,6 @@ class RunInputs(_Staged):
     parameters: Assumed | None = None
     active: Assumed | None = None
     memory_fraction: Assumed | None = None
-    lookup: Assumed | None = None
-    lookup_bytes: Assumed | None = None
     checkpoint_bandwidth: Assumed | None = None
     checkpoint_pause: Assumed | None = None
     checkpoint_interval: Assumed | None = None
@@ -229,8 +225,6 @@ class RunInputs(_Staged):
             yield Problem("active", str(self.active.value), rule, "state is sized by the total, work by the active")
         if self.device is None and self.peak is None:
             yield Problem("device", None, "nothing says what a device does", "give --device, or --peak TFLOP/s")
-        if (self.lookup is None) != (self.lookup_bytes is None):
-            yield Problem("lookup", None, "a table has scalars and bytes for each", "give lookup and lookup_bytes")
 
     def _price_problems(self) -> Iterable[Problem]:
         if self.price is not None and self.price.date is None:

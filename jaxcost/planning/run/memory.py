@@ -66,7 +66,12 @@ def peak_upper_bytes(peak: Any) -> Any:
     return peak["upper"] if peak["upper"] is not None else Unknown(str(peak.get("reason", "not predicted")))
 
 
-@figure("memory", "bytes", scope="device", convention="device memory as printed x the share that a step may fill")
+@figure(
+    "memory",
+    "bytes",
+    scope="device",
+    convention="what a program may address of the device x the share that a step may fill",
+)
 def memory_limit_bytes(device_memory_bytes: Any, memory_fraction: Any) -> Any:
     """Memory that a step may fill."""
     return int(device_memory_bytes * memory_fraction)
@@ -99,14 +104,3 @@ def fits(memory_limit_bytes: Any, peak_lower_bytes: Any, peak_upper_bytes: Any =
     if peak_upper_bytes is not None and peak_upper_bytes <= memory_limit_bytes:
         return "yes"
     return Unknown("the peak is not bounded from above" if peak_upper_bytes is None else "the interval holds the limit")
-
-
-@figure(
-    "memory",
-    "bytes",
-    convention="scalars x bytes; no gradients, no optimizer state",
-    omitted="optimizer state, metadata, quantisation scales",
-)
-def lookup_table_bytes(lookup: Any, lookup_bytes: Any) -> Any:
-    """Lookup tables outside the parameters, stored once."""
-    return lookup * lookup_bytes

@@ -260,12 +260,6 @@ def _restarts(plan: RunPlan) -> Iterator[tuple[str, str]]:
                 f"from {100 * interval:.1f}% to {100 * best:.1f}%"
             ),
         )
-    mean, error = plan.known("simulated_productive_fraction"), plan.known("simulated_standard_error")
-    if mean is not None and error and interval is not None and abs(mean - interval) > 5 * error:
-        yield (
-            "formula and simulation",
-            f"{interval:.5f} by formula, {mean:.5f} by simulation, standard error {error:.5f}",
-        )
 
 
 def _rest(plan: RunPlan) -> Iterator[tuple[str, str]]:
