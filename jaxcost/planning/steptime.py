@@ -99,7 +99,7 @@ class StepTime:
         hidden = Fraction(0)
         for axis, seconds in self.by_axis().items():
             assert seconds is not None
-            hidden += seconds * self.overlap.get(axis, Fraction(0))
+            hidden += seconds * min(self.overlap.get(part, Fraction(0)) for part in axis.split(","))
         return self.communication_seconds - min(hidden, self.whole.overlapped_seconds)
 
     def seconds(self, idealisation: str) -> Fraction | None:
@@ -230,7 +230,8 @@ def step_time(program: Program, machine: Machine, overlap: Mapping[str, Number] 
     Args:
         program: the declared step.
         machine: what it runs on.
-        overlap: declared share of each axis's communication that hides behind arithmetic, or one for all axes.
+        overlap: declared share of each axis's communication that hides behind arithmetic, or one for all axes; of a
+            collective over two axes the smaller one.
 
     Raises:
         RejectedError: a share is not from 0 to 1, or names an axis without collectives.
@@ -242,7 +243,7 @@ def step_time(program: Program, machine: Machine, overlap: Mapping[str, Number] 
     mesh = program.case.execution.mesh_sizes
     busy = [name for name, size in mesh.items() if size > 1]
     sent = tuple(_transmission(row, machine, len(busy)) for row in ledger.rows)
-    axes = {item.axis for item in sent}
+    axes = {part for item in sent for part in item.axis.split(",")}
     declared: dict[str, Fraction] | None = None
     if overlap is not None:
         given = overlap if isinstance(overlap, Mapping) else dict.fromkeys(sorted(axes), overlap)

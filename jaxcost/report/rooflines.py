@@ -177,7 +177,9 @@ def _show_collectives(out: Any, data: Mapping[str, Any], rows: bool) -> None:
         return
     made = table("axis", "communication", "overlap declared", right=("communication", "overlap declared"))
     for axis, seconds in data["communication_by_axis"].items():
-        given = "none" if data["overlap"] is None else f"{100 * data['overlap'].get(axis, 0):.0f}%"
+        given = "none"
+        if data["overlap"] is not None:
+            given = f"{100 * min(data['overlap'].get(part, 0) for part in axis.split(',')):.0f}%"
         made.add_row(axis, seconds_text(seconds), given)
     out.print(made)
     if not rows:
