@@ -12,7 +12,7 @@ import click
 from jaxcost.cli.options import WHOLE, case_options, given, output_options
 from jaxcost.cli.output import check_folder, check_writable, document, print_json, write_file
 from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError
-from jaxcost.verify.request import VerifyRequest
+from jaxcost.verify.request import VerifyOutcome, VerifyRequest
 
 _FILE = click.Path(path_type=Path)
 
@@ -38,6 +38,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--replay", type=_FILE, metavar="DIR", help="Use recorded evidence instead of compiling.")
 @click.option("--failures", is_flag=True, help="Run the failure rows: each fault, its symptom, its check.")
+@click.option("--proofs", is_flag=True, help="Prove published closed forms from the ledgers, for all sizes.")
 @click.option("--explain", metavar="ROW", help="One row in full, step by step: counter[:scope][:phase].")
 @click.option("--strict", is_flag=True, help="Exit code 1 for unmeasured rows and targets too.")
 @click.option("--fail-on-mismatch", is_flag=True, help="The default; accepted for scripts.")
@@ -59,6 +60,7 @@ def verify(
         jaxcost verify --replay hlo_dumps
         jaxcost verify --fuzz 200 --seed 1 --target cpu:1
         jaxcost verify --failures
+        jaxcost verify --proofs
     """
     gc.enable()
     check_writable(html, "--html")
@@ -67,9 +69,7 @@ def verify(
     from jaxcost.report.progress import progress
 
     with progress(_doing(request), quiet) as say:
-        from jaxcost.verify.command import verify as run
-
-        outcome = run(replace(request, progress=say))
+        outcome = _run(replace(request, progress=say))
     data = document("jaxcost.verify.v1", **outcome.to_dict())
     if html is not None:
         from jaxcost.report.page import verify_page
@@ -77,6 +77,11 @@ def verify(
         write_file(html, verify_page(data), "--html")
     if as_json:
         print_json(data)
+    elif request.proofs and not quiet:
+        from jaxcost.report.console import console
+        from jaxcost.report.proofs import show_proofs
+
+        show_proofs(console(), data["proofs"])
     elif not quiet:
         from jaxcost.report.verified import show_verify
 
@@ -84,10 +89,22 @@ def verify(
     return outcome.exit_code
 
 
+def _run(request: VerifyRequest) -> VerifyOutcome:
+    if request.proofs:
+        from jaxcost.verify.proofs.outcome import prove_all
+
+        return prove_all(request)
+    from jaxcost.verify.command import verify as run
+
+    return run(request)
+
+
 def _doing(request: VerifyRequest) -> str:
     """Return what a run does, for the first line of its progress."""
     if request.failures:
         return "running the failure rows"
+    if request.proofs:
+        return "proving closed forms"
     if request.fuzz is not None:
         return f"drawing {request.fuzz} random cases"
     if request.replay is not None:
@@ -134,7 +151,18 @@ def _request(models: tuple[str, ...], quiet: bool, parameters: dict[str, Any]) -
         path = parameters[name]
         if path is not None and not path.exists():
             raise UnavailableError(str(path), f"the {what} given with --{name} does not exist", "check the path")
-    kept = ("case_file", "targets", "suite", "observation", "record", "replay", "failures", "explain", "strict")
+    kept = (
+        "case_file",
+        "targets",
+        "suite",
+        "observation",
+        "record",
+        "replay",
+        "failures",
+        "proofs",
+        "explain",
+        "strict",
+    )
     return VerifyRequest(
         models=models, case_options=options, fuzz=fuzz, seed=seed, quiet=quiet,
         **{name: parameters[name] for name in kept},
@@ -153,10 +181,15 @@ def _unused(models: tuple[str, ...], options: dict[str, Any], parameters: dict[s
         "--observation": parameters["observation"] is not None,
         "--record": parameters["record"] is not None,
         "--replay": parameters["replay"] is not None,
+        "--failures": parameters["failures"],
+        "--proofs": parameters["proofs"],
+        "--explain": parameters["explain"] is not None,
     }
     cases = ("MODEL", "--case", "case options", "--suite", "--target")
+    own = ("--failures", "--proofs", "--explain")
     left_out: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-        ("failures", "the failure rows bring their own cases", tuple(beside)),
+        ("failures", "the failure rows bring their own cases", tuple(n for n in beside if n not in own)),
+        ("proofs", "the proofs bring their own cases", tuple(n for n in beside if n != "--proofs")),
         ("replay", "records bring their own cases and targets", cases),
         ("observation", "a bundle is compared in place of a compile", ("--suite", "--target")),
     )

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import groupby
 from typing import Any
 
-from jaxcost.report import gather
+from jaxcost.report import gather, proofs
 from jaxcost.report.numbers import about, exact, flat, signed, unit_of
 from jaxcost.report.values import case_values, unknown_reasons
 
@@ -24,7 +25,7 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 .case span { display: inline-block; margin-right: 1rem; } .dim { opacity: .7; }
 .exact, .holds, .passed, .caught { color: var(--good); } .explained, .bounded { color: var(--bar); }
 .unmeasured, .unavailable { color: var(--warn); }
-.open, .rejected, .refused, .failed, .broken, .lapsed, .unused, .missed { color: var(--bad); font-weight: 600; }
+.open, .rejected, .refused, .failed, .broken, .lapsed, .unused, .missed, .fails { color: var(--bad); font-weight: 600; }
 details { margin: .6rem 0; } summary { cursor: pointer; } td.note { padding-left: 2rem; }
 rect { fill: var(--bar); } svg text { fill: currentColor; font-size: 12px; } code { overflow-wrap: anywhere; }
 """
@@ -117,6 +118,21 @@ def verify_page(data: Mapping[str, Any]) -> str:
                 for row in members
             ]
             parts.append(f"<h3>{escape(head)}</h3>" + _table(heads, rows))
+    if data.get("proofs"):
+        parts.append(f"<h2>proofs</h2><p>{escape(proofs.sentence(data['proofs']))}</p>")
+        for title, proved in groupby(data["proofs"], key=proofs.subject):
+            rows = [
+                (
+                    _text(item["name"]),
+                    _text(proofs.claim(item)),
+                    _text(item["ledger"]),
+                    _text(item["source"]),
+                    _status(item["status"]),
+                )
+                for item in proved
+            ]
+            heads = ("proof", "what is claimed", "the ledger gives", "source", "status")
+            parts.append(f"<h3>{escape(title)}</h3>" + _table(heads, rows))
     if data.get("claims"):
         rows = [(_text(row["claim"]), _status(row["outcome"])) for row in data["claims"]]
         parts.append("<h2>claims</h2>" + _table(("claim", "outcome"), rows))

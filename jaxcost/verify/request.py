@@ -34,6 +34,7 @@ class VerifyRequest:
     record: Path | None = None
     replay: Path | None = None
     failures: bool = False
+    proofs: bool = False
     explain: str | None = None
     strict: bool = False
     quiet: bool = False

@@ -260,6 +260,6 @@ def test_traced_integers_are_integers() -> None:
     # What is a multiple of a quotient that came out whole says nothing more.
     whole = {Form.of("a") / Form.of(4): None, Form.of("a") / Form.of(2): None}
     assert Decisions(whole=whole).said_whole() == [Form.of("a") / Form.of(4)]
-    for wrong in (lambda: a + "x", lambda: a - "x", lambda: a * None, lambda: a // "x", lambda: a / "x", lambda: a**-1):
+    for wrong in (lambda: a + "x", lambda: a - "x", lambda: a * None, lambda: a // "x", lambda: a / "x"):
         with pytest.raises(TypeError):
             wrong()

@@ -16,9 +16,12 @@ PROOFS: tuple[Proof, ...] = (*parameters.PROOFS, *work.PROOFS, *memory.PROOFS, *
 
 def run_proofs(progress: Callable[[str], None] = lambda message: None) -> tuple[Proved, ...]:
     """Carry out every proof; kinds of case are built and folded once."""
-    derivations, found = Derivations(), []
+    derivations, found, said = Derivations(), list[Proved](), ""
     for index, proof in enumerate(PROOFS):
-        progress(f"[{index}/{len(PROOFS)}] {proof.name}")
+        subject = proof.name.partition(".")[0]
+        if subject != said:
+            progress(f"[{index}/{len(PROOFS)}] {subject}")
+            said = subject
         found.append(prove(proof, derivations))
     return tuple(found)
 

@@ -58,7 +58,7 @@ _SAVED_DEVICE = ("activations.saved_bytes_per_device of group0",)
 PROOFS = (
     Proof(
         "korthikanti.layer", "a classic layer with dropout saves 34BSh + 5BaS^2 bytes in bf16, h = d, a = H",
-        _SAVED, "classic", _saved("classic"), "34*B*S*d + 5*B*H*S**2", _SOURCE + "equation 1 and section 4.1",
+        _SAVED, "classic", _saved("classic"), "34*B*S*d + 5*B*H*S**2", _SOURCE + "section 4.1; Table 2, no parallelism",
         terms=_terms("classic"),
     ),
     Proof(
@@ -91,7 +91,7 @@ PROOFS = (
     Proof(
         "korthikanti.tensor", "on t tensor ranks a layer saves BSh(10 + 24/t + 5aS/(ht))",
         _SAVED_DEVICE, _TENSOR, _saved(_TENSOR, device=True), "B*S*d*(10 + 24/t + 5*H*S/(d*t))",
-        _SOURCE + "equation 2, Table 2",
+        _SOURCE + "Table 2, tensor parallel",
     ),
     Proof(
         "korthikanti.tensor.selective", "on t tensor ranks, the quadratic rebuilt, BSh(10 + 24/t)",
@@ -99,12 +99,13 @@ PROOFS = (
     ),
     Proof(
         "korthikanti.sequence", "rows split too, BSh(34/t + 5aS/(ht))",
-        _SAVED_DEVICE, _ROWS, _saved(_ROWS, device=True), "B*S*d*(34/t + 5*H*S/(d*t))", _SOURCE + "equation 4, Table 2",
+        _SAVED_DEVICE, _ROWS, _saved(_ROWS, device=True), "B*S*d*(34/t + 5*H*S/(d*t))",
+        _SOURCE + "Table 2, tensor and sequence parallel",
     ),
     Proof(
         "korthikanti.sequence.selective", "rows split too, the quadratic rebuilt, BSh 34/t",
         _SAVED_DEVICE, _ROWS, _saved(_ROWS, "selective", device=True), "34*B*S*d/t",
-        _SOURCE + "equation 6, Table 2",
+        _SOURCE + "equation 6; Table 2",
     ),
     Proof(
         "kv_cache.bytes", "a bf16 cache of T rows takes 4BTLKE bytes",
