@@ -34,6 +34,7 @@ KINDS = {
     "state_bytes": "bytes",
     "state_bytes_per_device": "bytes",
 }
+PER_DEVICE = ("state_bytes_per_device",)
 Kind = Literal[
     "parameters", "forward_flops", "model_flops", "hardware_flops", "saved_bytes_per_layer", "state_bytes",
     "state_bytes_per_device",
@@ -41,7 +42,8 @@ Kind = Literal[
 # What a published form may take for granted about the graph, each with the test that a target must pass (`gate`).
 Requirement = Literal[
     "one_kind_of_layer", "multi_head", "heads_fill_width", "classic_mlp", "width_4d", "dropout", "two_byte_activations",
-    "no_windows", "tied", "untied", "no_biases", "table_of_hidden_width", "one_byte_masks", "rows_all", "gated_mlp",
+    "materialised", "no_windows", "table_of_hidden_width", "rows_all", "zero_0", "zero_1", "zero_2", "zero_3",
+    "data_parallel_only", "one_device",
 ]  # fmt: skip
 AXES = (
     "architecture", "coordinate", "phase", "operations", "backward", "replay", "state", "ownership", "output",
@@ -155,6 +157,9 @@ class Quantity(Record):
         pairs = [("formula", self.formula), ("ledger", self.ledger), ("to_kind", self.to_kind)]
         pairs += [(f"differences.{i}.amount", item.amount) for i, item in enumerate(self.differences)]
         yield from _formulas(pairs)
+        if self.kind is not None and (self.kind in PER_DEVICE) != self.rank_local:
+            rule = f"{self.kind} is {'one device' if self.kind in PER_DEVICE else 'global'}'s"
+            yield Problem("rank_local", self.rank_local, rule, "a global figure is not relabelled as one rank's")
         if self.kind is not None and KINDS[self.kind] != self.unit:
             rule = f"the kind {self.kind} is counted in {KINDS[self.kind]}"
             yield Problem("unit", self.unit, rule, "activation bytes, scalars and FLOPs are kinds apart")
@@ -197,8 +202,9 @@ class Check(Record):
     """How one column is reproduced: `computed` over ledger quantities, columns and constants; `scale` to the print.
 
     `written` is what the source's text says to compute where that is not what it prints; the `steps` lead from there to
-    `computed`. `cut` says from which value on the column is cut and not rounded. `utilisation` names FLOPs, seconds,
-    devices and the peak of one in place of `computed`; `counts` says which FLOPs. `rows` limits the check to rows whose cell in a column is listed.
+    `computed`. `cut_from` says from which value on the column is cut and not rounded. `utilisation` names FLOPs,
+    seconds, devices and the peak of one in place of `computed`; `counts` says which FLOPs. `rows` limits the check to
+    rows whose cell in a column is listed.
     """
 
     column: Identifier
@@ -240,6 +246,11 @@ class Workload(Record):
     seq: Formula = "1"
     mesh: dict[str, Formula] = Field(default_factory=dict)
     sequence_parallel: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The formulas of batch, rows and mesh."""
+        return (self.batch, self.seq, *self.mesh.values())
 
 
 class Table(Record):
@@ -296,6 +307,23 @@ class Finding(Record):
     text: Text
 
 
+class NumericComparison(Record):
+    """Whether figures of this source may stand beside another's: only after both are on one target manifest.
+
+    The contracts that ship are all closed; `gate` opens them for one target at a time.
+    """
+
+    allowed: bool = False
+    normalized_to_common_manifest: bool = False
+    target_case_id: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+
+    def problems(self) -> Iterable[Problem]:
+        if self.allowed and not (self.normalized_to_common_manifest and self.target_case_id):
+            rule = "numbers of different papers are compared on one target manifest only"
+            remedy = "normalise every axis to a target and give its case digest, or leave the comparison closed"
+            yield Problem("allowed", True, rule, remedy)
+
+
 class Contract(Record):
     """One published accounting contract."""
 
@@ -312,6 +340,7 @@ class Contract(Record):
     tables: tuple[Table, ...] = ()
     subsections: tuple[Subsection, ...] = ()
     findings: tuple[Finding, ...] = ()
+    numeric_comparison: NumericComparison = NumericComparison()
 
     def problems(self) -> Iterable[Problem]:
         for field in ("graphs", "quantities", "tables", "constants", "subsections"):
@@ -328,7 +357,7 @@ class Contract(Record):
             yield Problem("subsections", len(self.subsections), rule, "list the parts, or correct kind")
         parts = {item.name for item in self.subsections}
         for index, item in enumerate(self.quantities):
-            if (item.subsection or None) not in (parts or {None}):
+            if item.subsection not in (parts or {""}):
                 rule = "a quantity of a composite source names the part it stands in"
                 yield Problem(f"quantities.{index}.subsection", item.subsection, rule, "name a subsection")
         known = {symbol.paper for symbol in self.symbols if symbol.jaxcost}
@@ -343,13 +372,38 @@ class Contract(Record):
                     rule = f"{name!r} is no ledger of jaxcost"
                     yield Problem(f"quantities.{index}", name, rule, "a ledger's side may not use the paper's symbols")
 
+        for index, table in enumerate(self.tables):
+            yield from self._unaccounted(index, table)
+
+    def _unaccounted(self, index: int, table: Table) -> Iterable[Problem]:
+        """A printed column is reproduced, an input of what is, or said to be out of reach; none is passed over."""
+        texts = list(table.workload.texts)
+        if table.graph in {item.name for item in self.graphs}:
+            texts += self.graph(table.graph).sizes.values()
+        for check in table.checks:
+            texts += [text for text in (check.computed, check.written, check.scale, *check.utilisation) if text]
+            texts += [step.amount for step in check.steps]
+        used = {name for text in texts for name in expression(text).names}
+        used |= {symbol for item in self.symbols if item.jaxcost for symbol in expression(item.jaxcost).names}
+        used |= {check.column for check in table.checks}
+        used |= {name for item in table.unreproduced for name in item.columns}
+        for column in table.columns:
+            if column.role == "printed" and not column.exact and column.name not in used:
+                rule = "a printed column that is neither reproduced nor said to be out of reach"
+                yield Problem(
+                    f"tables.{index}.columns", column.name, rule, "add a check, or say why under unreproduced"
+                )
+
     def quantity(self, name: str) -> Quantity:
         """Return a quantity by its name.
 
         Raises:
             KeyError: there is none.
         """
-        return next(item for item in self.quantities if item.name == name) if name in self.names else _no(name)
+        for item in self.quantities:
+            if item.name == name:
+                return item
+        raise KeyError(name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -359,10 +413,6 @@ class Contract(Record):
     def graph(self, name: str) -> Graph:
         """Return a graph by its name."""
         return next(item for item in self.graphs if item.name == name)
-
-
-def _no(name: str) -> Any:
-    raise KeyError(name)
 
 
 def _twice(path: str, names: list[str]) -> Iterable[Problem]:

@@ -1,12 +1,12 @@
 """The registry: every file of `papers/`, read strictly, with the contracts that there must be.
 
-A registry that lacks a required contract would lose an incompatible coordinate in silence, so it is refused whole; so is
-one with a duplicate, an unknown field, a composite part bound to no contract here, or a composite that is not marked.
+A registry that lacks a required contract would lose an incompatible coordinate in silence, so it is refused whole; so
+is one with a duplicate, an unknown field, a composite that is not marked, or a composite's part bound to no contract.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -61,7 +61,7 @@ class Registry(Mapping[str, Contract]):
     def __getitem__(self, name: str) -> Contract:
         return self._contracts[name]
 
-    def __iter__(self):  # type: ignore[no-untyped-def]  # the iterator of a dict
+    def __iter__(self) -> Iterator[str]:
         return iter(self._contracts)
 
     def __len__(self) -> int:

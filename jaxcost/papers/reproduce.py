@@ -65,7 +65,8 @@ class Reproduction:
     @property
     def status(self) -> str:
         """The worst status; a column that is not reproducible, with its reason, does not count."""
-        seen = [item.status for item in (*self.proofs, *self.cells, *self.peaks) if item.status != "unmeasured"]
+        found = [item.status for item in self.proofs] + [item.status for item in (*self.cells, *self.peaks)]
+        seen = [status for status in found if status != "unmeasured"]
         return worst(seen) if seen else "unmeasured"
 
 
@@ -149,13 +150,12 @@ def table_cells(contract: Contract, table: Table) -> Iterator[Cell]:
     """Yield every checked cell of a table, then its columns that are not reproducible, with the reason."""
     for index in range(len(table.rows)):
         row = _Row(contract, table, index)
-        label = next((row.cells[c.name] for c in table.columns if c.role == "label"), f"row {index + 1}")
         labels = [row.cells[c.name] for c in table.columns if c.role == "label"]
-        label = ", ".join(part for part in labels if part) or label
+        label = ", ".join(part for part in labels if part) or f"{index + 1}: {table.rows[index][0]}"
         for check in table.checks:
-            if all(row.cells[name] in listed for name, listed in check.rows.items()):
-                if row.cells[check.column]:
-                    yield _cell(row, check, label)
+            listed = all(row.cells[name] in cells for name, cells in check.rows.items())
+            if listed and row.cells[check.column]:
+                yield _cell(row, check, label)
     for item in table.unreproduced:
         for name in item.columns:
             yield Cell(table.name, "", name, "", None, None, None, "unmeasured", reason=item.reason)

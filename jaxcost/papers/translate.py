@@ -112,7 +112,7 @@ def constants(contract: Contract) -> dict[str, Any]:
 def translate(
     contract: Contract, quantity: Quantity, names: Mapping[str, Any], inputs: Mapping[str, Any] | None = None
 ) -> Translation:
-    """Return a quantity over the ledgers `names` (`Components`); `inputs` are a row's figures for the paper's symbols."""
+    """Return a quantity over the ledgers `names` (`Components`); `inputs` are a row's figures, for the symbols."""
     fixed = constants(contract)
     own = Scope(names, fixed)
     paper = Translated(contract, Scope(own, inputs or {}))
