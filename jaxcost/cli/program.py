@@ -33,6 +33,7 @@ COMMANDS = {
     "compare": ("jaxcost.cli.compare", "Sharding specs side by side, predicted and compiled."),
     "sensitivity": ("jaxcost.cli.sensitivity", "One declared field, one new prediction: what moves, and by how much."),
     "measure": ("jaxcost.cli.measure", "Run a step on the devices present."),
+    "papers": ("jaxcost.cli.papers", "Published accounting contracts, their tables reproduced, and when they compare."),
     "reconcile": ("jaxcost.cli.reconcile", "A checkpoint's headers against the manifest."),
     "targets": ("jaxcost.cli.targets", "What can be compiled for, here."),
 }
