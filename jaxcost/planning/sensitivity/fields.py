@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxcost.contracts.case import Case
-from jaxcost.contracts.errors import RejectedError, reject
+from jaxcost.contracts.errors import Problem, RejectedError, reject
 from jaxcost.contracts.execution import MESH_AXES
 from jaxcost.contracts.record import parse_json
 from jaxcost.contracts.state import state_policy
@@ -257,9 +257,9 @@ def field(name: str, case: Case, value: Any = None) -> Field:
 
 def _by_path(path: str, case: Case, value: Any) -> Field:
     parts = path.split(".")
-    if path == "workload.phase":
-        rule = "not a field of a sensitivity: state, logits and cache all follow from it"
-        raise reject(path, value, rule, "run the command once for each phase")
+    problems = not_a_field(path, value)
+    if problems:
+        raise RejectedError(problems)
     if path in _OBJECT_PATHS:
         return OBJECTS[_OBJECT_PATHS[path]]
     part_of_mesh = path.startswith("execution.mesh.")
@@ -267,6 +267,14 @@ def _by_path(path: str, case: Case, value: Any) -> Field:
         raise _unsupported(path, value, case)
     short = next((name for name, (known, _) in LEAVES.items() if known.replace("{group}", "0") == path), path)
     return _leaf(short if len(case.architecture.groups) == 1 else path, path, "")
+
+
+def not_a_field(path: str, value: Any) -> tuple[Problem, ...]:
+    """Return the problem of a record path from which the rest of a case follows."""
+    if path != "workload.phase":
+        return ()
+    rule = "not a field of a sensitivity: state, logits and cache all follow from it"
+    return (Problem(path, value, rule, "run the command once for each phase"),)
 
 
 def _unsupported(name: str, value: Any, case: Case | None = None) -> RejectedError:

@@ -28,6 +28,7 @@ from jaxcost.reconciliation.report import not_executed, reconcile
 from jaxcost.reconciliation.rows import Explanation, Interval, Report, Row
 
 BY_SCOPE = "collective_bytes"
+ABSENT_IS_NONE = (BY_SCOPE, "state.")  # rows that a report has only where there is something of the kind
 DIED = ("timed_out", "memory_exceeded", "crashed", "raised", "not_started")
 
 
@@ -124,11 +125,11 @@ def _side(row: Row | None) -> dict[str, Any] | None:
 
 
 def difference_row(before: Row | None, after: Row | None) -> Row:
-    """Return the row of a difference; a collective that a side does not have moves no bytes there."""
+    """Return the row of a difference; a collective or state object that a side does not have has no bytes there."""
     some = after or before
     assert some is not None
     if before is None or after is None:
-        if some.counter != BY_SCOPE:
+        if not some.counter.startswith(ABSENT_IS_NONE):
             reason = f"the {'base' if before is None else 'case'} has no such row"
             return Row(some.counter, some.scope, some.phase, some.unit, None, None, reason=reason)
         none = Row(some.counter, some.scope, some.phase, some.unit, 0, 0)

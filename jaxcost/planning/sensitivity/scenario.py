@@ -16,7 +16,7 @@ from jaxcost.contracts.architecture import Architecture, LayerGroup, LearnedPosi
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import Problem, RejectedError, reject
 from jaxcost.contracts.execution import MESH_AXES
-from jaxcost.planning.sensitivity.fields import ALIASES, Field, field, leaves, parse_value, set_at, value_at
+from jaxcost.planning.sensitivity.fields import ALIASES, Field, field, leaves, parse_value, set_at
 
 ONE = "a case of a sensitivity changes exactly one declared field"
 
@@ -130,15 +130,12 @@ def scenario(base: Base, changes: Sequence[Change], apply: Callable[..., Case] =
     merged: dict[str, Any] = {}
     owners: dict[str, str] = {}
     problems: list[Problem] = []
-    for own, old, change in zip(found, before, changes, strict=True):
+    for own, change in zip(found, changes, strict=True):
         try:
             values = own.changes(base.case, change.value)
         except RejectedError as error:
             problems.extend(error.problems)
             continue
-        if _same(base.case, values):
-            rule = f"it is {shown(old)} already, so nothing would change"
-            problems.append(Problem(own.name, change.value, rule, "give another value, or leave it out"))
         for path, other in owners.items():
             if any(_overlap(path, mine) for mine in values):
                 rule = f"{path} belongs to {other} and to {own.name}"
@@ -151,24 +148,39 @@ def scenario(base: Base, changes: Sequence[Change], apply: Callable[..., Case] =
     label = ", ".join(f"{own.name}={shown(change.value)}" for own, change in zip(found, changes, strict=True))
     base.verify(label)
     moved = moves(base.case, case)
-    stray = [leaf.path for leaf in moved if not any(own.is_owner(leaf.path) for own in found)]
-    if stray:
-        rule = f"{', '.join(stray)} moved too: {ONE}"
-        raise reject(label, stray[0], rule, "give the other field a case of its own, or call the two a vector")
-    if case.digest == base.digest:
-        raise reject(label, base.digest[:12], "the new case is the base: nothing would change", "give another value")
+    problems += (*no_change(found, before, changes, moved), *strays(found, moved, label))
+    if problems:
+        raise RejectedError(problems)
     return Scenario(tuple(found), tuple(changes), tuple(before), case, moved)
+
+
+def no_change(
+    found: Sequence[Field], before: Sequence[Any], changes: Sequence[Change], moved: Sequence[Moved]
+) -> tuple[Problem, ...]:
+    """Return a problem for every field that moved none of its leaves."""
+    return tuple(
+        Problem(
+            own.name,
+            change.value,
+            f"it is {shown(old)} already, so nothing would change",
+            "give another value, or leave it out",
+        )
+        for own, old, change in zip(found, before, changes, strict=True)
+        if not any(own.is_owner(leaf.path) for leaf in moved)
+    )
+
+
+def strays(found: Sequence[Field], moved: Sequence[Moved], label: str) -> tuple[Problem, ...]:
+    """Return the problem of leaves that moved and that no field which was named owns."""
+    others = [leaf.path for leaf in moved if not any(own.is_owner(leaf.path) for own in found)]
+    if not others:
+        return ()
+    rule = f"{', '.join(others)} moved too: {ONE}"
+    return (Problem(label, others[0], rule, "give the other field a case of its own, or call the two a vector"),)
 
 
 def _overlap(left: str, right: str) -> bool:
     return f"{left}.".startswith(f"{right}.") or f"{right}.".startswith(f"{left}.")
-
-
-def _same(base: Case, values: Mapping[str, Any]) -> bool:
-    """Whether every value is there already. True is not 1: a wrong type is left for validation."""
-    data = base.to_data()
-    olds = {path: value_at(data, path) for path in values}
-    return all(type(olds[path]) is type(new) and olds[path] == new for path, new in values.items())
 
 
 def moves(before: Case, after: Case) -> tuple[Moved, ...]:
@@ -241,12 +253,21 @@ def single(given: object) -> tuple[Change, ...]:
         RejectedError: there is a second one.
     """
     changes = as_changes(given)
-    if len(changes) > 1:
-        names = ", ".join(change.field for change in changes)
-        rule = f"{ONE}, and this one has {len(changes)} ({names}): which of them moved what could not be told"
-        both = ",".join(f"{change.field}={shown(change.value)}" for change in changes)
-        raise reject("--set", _text(given), rule, f"give each its own --set, or call it a vector: --vector {both}")
+    problems = second_field(changes, given)
+    if problems:
+        raise RejectedError(problems)
     return changes
+
+
+def second_field(changes: Sequence[Change], given: object) -> tuple[Problem, ...]:
+    """Return the problem of a case that changes more than one field."""
+    if len(changes) == 1:
+        return ()
+    names = ", ".join(change.field for change in changes)
+    rule = f"{ONE}, and this one has {len(changes)} ({names}): which of them moved what could not be told"
+    both = ",".join(f"{change.field}={shown(change.value)}" for change in changes)
+    remedy = f"give each its own --set, or call it a vector: --vector {both}"
+    return (Problem("--set", _text(given), rule, remedy),)
 
 
 def several(given: object) -> tuple[Change, ...]:

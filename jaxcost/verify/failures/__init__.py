@@ -9,6 +9,7 @@ guard, the piece of the product the check rests on; without it the row is missed
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from jaxcost.verify.failures import (
     activations,
@@ -19,6 +20,7 @@ from jaxcost.verify.failures import (
     ownership,
     parameters,
     reasoning,
+    sensitivity,
     state,
     traffic,
     worksheet_memory,
@@ -28,12 +30,13 @@ from jaxcost.verify.failures.common import SECTIONS, Failure, FailureResult, Not
 __all__ = ["SECTIONS", "Failure", "FailureResult", "failures", "run_failures"]
 
 
+@cache
 def failures() -> tuple[Failure | NotReached, ...]:
     """Return every row, section by section in the order of the documents."""
     found: list[Failure | NotReached] = []
     for table in (
-        manifest, parameters, state, activations, flops, ownership, traffic, closure, reasoning, worksheet_memory,
-        caveats,
+        manifest, parameters, state, activations, flops, ownership, traffic, closure, sensitivity, reasoning,
+        worksheet_memory, caveats,
     ):  # fmt: skip
         found += table.failures()
     return tuple(sorted(found, key=lambda row: _place(row.id)))

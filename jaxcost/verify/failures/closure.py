@@ -194,18 +194,6 @@ def failures() -> list[Failure | NotReached]:
             _case,
             _zero_peak,
         ),
-        not_reached(
-            "0x0DA/7",
-            "head count and batch are altered in one case",
-            "the cause of a change is ambiguous",
-            "sensitivity runs are a later component",
-        ),
-        not_reached(
-            "0x0DA/8",
-            "the shared base is changed between cases",
-            "later rows depend on the order",
-            "sensitivity runs are a later component; records themselves are frozen",
-        ),
         rejected(
             "0x0DA/9",
             "a shard degree of 3 meets extents it does not divide",
