@@ -246,7 +246,7 @@ def step_time(program: Program, machine: Machine, overlap: Mapping[str, Number] 
     axes = {part for item in sent for part in item.axis.split(",")}
     declared: dict[str, Fraction] | None = None
     if overlap is not None:
-        given = overlap if isinstance(overlap, Mapping) else dict.fromkeys(sorted(axes), overlap)
+        given = overlap if isinstance(overlap, Mapping) else dict.fromkeys(sorted(axes), share(overlap, "overlap"))
         for axis in given:
             if axis not in axes:
                 known = ", ".join(sorted(axes)) or "none"
