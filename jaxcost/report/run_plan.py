@@ -251,3 +251,32 @@ def _changes(out: Console, changes: Mapping[str, Any]) -> None:
         shown.add_row(item["name"], *moved_text(item), item["unit"])
     out.print(shown)
     line(out, f"did not move: {', '.join(changes['unmoved'])}")
+
+
+def show_published_runs(data: Mapping[str, Any]) -> None:
+    """Print a document `jaxcost.plan_runs.v1`."""
+    out = console()
+    numbers = ("hours", "parameters", "tokens", "FLOPs, 6PT", "implied", "printed", "hours beyond")
+    shown = table("run", *numbers, "peak TFLOP/s", title="published training runs", right=numbers)
+    for item in data["runs"]:
+        printed = "" if item["printed_mfu"] is None else _range(item["printed_mfu"], percent=True)
+        beyond = "" if item["hours_beyond"] is None else _range(item["hours_beyond"])
+        active = "" if item["active"] == item["parameters"] else f" ({item['active'] / 10**9:.4g}B active)"
+        size = f"{item['parameters'] / 10**9:.4g}B{active}"
+        for index, found in enumerate(item["implied"]):
+            share = f"{100 * found['value']:.2f}%"
+            cells = (item["name"], number(item["hours"]), size, f"{item['tokens']:.4g}", f"{item['flops']:.4g}")
+            first = cells if index == 0 else ("",) * len(cells)
+            rest = (printed, beyond) if index == 0 else ("", "")
+            shown.add_row(*first, share, *rest, f"{found['tera_per_s']:,g} {found['dtype']}")
+    out.print(shown)
+    for item in data["runs"]:
+        for key in ("assumption", "hours_include"):
+            if item[key]:
+                line(out, f"{item['name']}: {item[key]}")
+    line(out, f"{data['convention']}; left out: {data['omitted']}")
+
+
+def _range(ends: Sequence[float], percent: bool = False) -> str:
+    texts = [f"{100 * end:.4g}%" if percent else f"{end:+,.0f}" for end in ends]
+    return texts[0] if ends[0] == ends[1] else " to ".join(texts)
