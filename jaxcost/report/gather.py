@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxcost.reconciliation.rows import STATUSES
+from jaxcost.report.numbers import exact
 from jaxcost.report.values import case_values
 
 Report = Mapping[str, Any]
@@ -153,3 +154,10 @@ def failure_sections(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 def answered(row: Row) -> str:
     """Return the status with what the check answered to the fault."""
     return f"{row['status']}: {row['outcome']}" if row.get("outcome") else str(row["status"])
+
+
+def side(value: Any) -> str:
+    """Return one side of a walk's line: a shape, a number, an interval, a word."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
+    return "-" if value is None else exact(value)

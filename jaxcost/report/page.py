@@ -95,9 +95,10 @@ def verify_page(data: Mapping[str, Any]) -> str:
         status, beside = gather.headline(data["status"], every)
         parts.append(f"<p>{gather.count(len(reports), 'report')}, {gather.count(len(every), 'row')}: "
                      f"{_span(status)} {escape(beside)}</p>")  # fmt: skip
+    parts += [_explained(explained) for explained in data.get("explain", ())]
     if len(reports) > 1:
         parts.append(_overview(reports))
-    parts += [_report(report, shown=len(reports) <= 2) for report in reports]
+    parts += [_report(report, shown=len(reports) <= 2 and not data.get("explain")) for report in reports]
     missing = [
         f"{', '.join(counters)}: {reason}{gather.of_reports(number, len(reports))}"
         for reason, counters, number in gather.unmeasured(reports)
@@ -140,6 +141,33 @@ def verify_page(data: Mapping[str, Any]) -> str:
     command = str(data["schema"]).split(".")[1]  # jaxcost.verify.v1: verify
     subject = f": {gather.title(reports[0])} on {reports[0]['target']}" if len(reports) == 1 else ""
     return _page(command + subject, data, parts)
+
+
+def _explained(explained: Mapping[str, Any]) -> str:
+    """The walk through one row, a table for each step; the steps are folded up to the first that disagrees."""
+    head = f"{explained['row']} of {explained['report']} on {explained['target']}"
+    ends = explained["conclusion"][:1].upper() + explained["conclusion"][1:]
+    parts = [f"<h2>{escape(head)}: {_span(explained['status'])}</h2><p><b>{escape(ends)}.</b></p>"]
+    words = {True: "agrees", False: "disagrees", None: "nothing to compare"}
+    for step in explained["steps"]:
+        rows = [
+            (
+                _text(row["what"]),
+                *(_number(gather.side(row[name])) for name in ("predicted", "observed")),
+                _text(row["unit"]),
+                f"<td>{_span('open', 'differs') if row['agrees'] is False else '=' if row['agrees'] else ''}</td>",
+                _text(row["note"]),
+            )
+            for row in step["rows"]
+        ]
+        title = f"{step['number']}. {step['step']}: {step['question']}"
+        word = words[step["agrees"]] if rows else "nothing of this row"
+        table = _table(("what", "predicted", "observed", "unit", "", "note"), rows, numbers=(1, 2)) if rows else ""
+        shown = " open" if step["agrees"] is False or step["step"] == "residual" else ""
+        parts.append(
+            f'<details{shown}><summary>{escape(title)} <span class="dim">{word}</span></summary>{table}</details>'
+        )
+    return "".join(parts)
 
 
 def _overview(reports: Sequence[Mapping[str, Any]]) -> str:

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from jaxcost.report import gather
 from jaxcost.report.console import console, table
+from jaxcost.report.explained import show_explained
 from jaxcost.report.failures import show_failures
 from jaxcost.report.numbers import exact, signed
 from jaxcost.report.tables import COLOURS, line, status_text
 
-_EXPLAINED_ROWS = 40
 _SCOPES_SHOWN = 6
 _ALWAYS = ("matmul_flops", "parameters.unique", "argument_bytes")  # of many reports too, where they are exact
 
@@ -26,6 +26,11 @@ def show_verify(data: Mapping[str, Any], rows: bool = False) -> None:
     `rows` lists every row. Otherwise exact rows of single scopes are counted, and of more than two reports all of them.
     """
     out = console()
+    if data.get("explain"):  # of one row, the rest of the report would be in the way
+        for explained in data["explain"]:
+            show_explained(out, explained)
+        line(out, summary(data), style="bold")
+        return
     reports = data.get("reports", ())
     shared, versions = gather.common_values(reports), gather.versions(reports)
     if shared:
@@ -39,8 +44,6 @@ def show_verify(data: Mapping[str, Any], rows: bool = False) -> None:
     if len(reports) > 1:
         _show_overview(out, reports)
     _show_shared(out, reports)
-    for explained in data.get("explain", ()):
-        _show_explained(out, explained)
     if data.get("failures"):
         show_failures(out, data["failures"])
     if data.get("fuzz"):
@@ -75,32 +78,6 @@ def _show_fuzz(out: Console, fuzz: Mapping[str, Any]) -> None:
     for case, draw in cases.items():
         line(out, f"draw {draw} as a case file (jaxcost verify --case FILE.json):")
         out.print(Text(case), soft_wrap=True)
-
-
-def _show_explained(out: Console, explained: Mapping[str, Any]) -> None:
-    line(out, f"{explained['row']} of {explained['report']} on {explained['target']}", style="bold")
-    for number, step in enumerate(explained["steps"], start=1):
-        rows = step["rows"]
-        if not rows:
-            line(out, f"{number}. {step['step']}: nothing of this row")
-            continue
-        shown = [
-            name for name in rows[0] if name not in ("fields", "convention", "omitted", "evidence", "explanations")
-        ]
-        made = table(*shown, title=f"{number}. {step['step']}")
-        for row in rows[:_EXPLAINED_ROWS]:
-            made.add_row(*(_cell(row.get(name)) for name in shown))
-        out.print(made)
-        if len(rows) > _EXPLAINED_ROWS:
-            line(out, f"... and {len(rows) - _EXPLAINED_ROWS} more; --json has them all")
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if isinstance(value, dict) and not {"lower", "upper"} <= value.keys():
-        return ", ".join(f"{name}={_cell(item)}" for name, item in value.items() if item not in (None, ""))
-    return "" if value == "" else exact(value)
 
 
 def _show_report(

@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxcost.contracts.case import Case, build_case
 from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
+from jaxcost.contracts.observation import Observation
 from jaxcost.observation.kernels import kernel_availability, require_kernel
 from jaxcost.observation.observe import Wish, observe_many, target_for
 from jaxcost.observation.observed import Observed
@@ -29,6 +30,7 @@ from jaxcost.verify.request import VerifyRequest
 from jaxcost.verify.suites import ClaimResult, Gap, PlannedCase, Suite, check_claims, covers, load_claims, load_suite
 
 DEFAULT_SUITE = "default"
+Seen = Observed | Observation | None
 NO_TARGET = "none"
 
 
@@ -120,18 +122,18 @@ def verify(request: VerifyRequest) -> VerifyResult:
     if request.fuzz is not None:
         return _fuzzed(request, started)
     if request.replay is not None:
-        reports = _replayed(request.replay, request.progress)
+        reports, replayed = _replayed(request.replay, request.progress)
         gaps = _recorded_gaps(request.replay, reports)
         claims = tuple(check_claims((), gaps, reports, ()))
         seconds = time.monotonic() - started
-        return _finished(request, VerifyResult(reports=reports, claims=claims, seconds=seconds, gaps=gaps))
+        return _finished(request, VerifyResult(reports=reports, claims=claims, seconds=seconds, gaps=gaps), replayed)
     if request.observation is not None:
-        reports = (_supplied(request, request.observation),)
-        return _finished(request, VerifyResult(reports=reports, seconds=time.monotonic() - started))
+        report, bundle = _supplied(request, request.observation)
+        return _finished(request, VerifyResult(reports=(report,), seconds=time.monotonic() - started), (bundle,))
     jobs, suite = _jobs(request)
     from_suite = suite is not None
     jobs, unavailable = _available(jobs, named=bool(request.targets) or not from_suite)
-    reports, calibration, faulty = _compared(jobs, request)
+    reports, seen, calibration, faulty = _compared(jobs, request)
     claims = ()
     gaps = ()
     if suite is not None:
@@ -151,16 +153,19 @@ def verify(request: VerifyRequest) -> VerifyResult:
             faulty=faulty,
             gaps=gaps,
         ),
+        seen,
     )
 
 
-def _finished(request: VerifyRequest, result: VerifyResult) -> VerifyResult:
+def _finished(request: VerifyRequest, result: VerifyResult, seen: Sequence[Seen]) -> VerifyResult:
+    """Walk through the row asked for; `seen` is what each report was compared with."""
     explained: tuple[Mapping[str, Any], ...] = ()
     if request.explain is not None:
         from jaxcost.verify.explain import explain_row
 
+        both = zip(result.reports, seen, strict=True)
         explained = tuple(
-            explain_row(report, request.explain) for report in result.reports if report.row(request.explain)
+            explain_row(report, request.explain, by) for report, by in both if report.row(request.explain)
         )
         if not explained:
             raise _no_row(request.explain, {row.key for report in result.reports for row in report.rows})
@@ -257,7 +262,9 @@ def _available(jobs: list[Job], named: bool) -> tuple[list[Job], list[Mapping[st
     return kept, list(missing.values())
 
 
-def _compared(jobs: Sequence[Job], request: VerifyRequest) -> tuple[tuple[Report, ...], float | None, bool]:
+def _compared(
+    jobs: Sequence[Job], request: VerifyRequest
+) -> tuple[tuple[Report, ...], tuple[Seen, ...], float | None, bool]:
     """Predict, observe and reconcile; the last value says whether a worker raised, which is a bug of this package.
 
     A case that the reference network does not execute is predicted, and its report says so.
@@ -293,7 +300,8 @@ def _compared(jobs: Sequence[Job], request: VerifyRequest) -> tuple[tuple[Report
         else:
             report = reconcile(prediction, seen.get(id(job)))
         reports.append(Report(report.case, report.target, report.environment, report.rows, report.findings, job.name))
-    return tuple(reports), calibration, any(kind in ("raised", "not_started") for kind in kinds.values())
+    observations = tuple(seen.get(id(job)) for job in jobs)
+    return tuple(reports), observations, calibration, any(kind in ("raised", "not_started") for kind in kinds.values())
 
 
 def _weight(job: Job) -> int:
@@ -322,12 +330,13 @@ def _reporter(total: int, progress: Callable[[str], None]) -> Callable[[Progress
     return report
 
 
-def _supplied(request: VerifyRequest, path: Path) -> Report:
+def _supplied(request: VerifyRequest, path: Path) -> tuple[Report, Observation]:
     jobs, suite = _jobs(request)
     if suite is not None or len(jobs) != 1:
         raise reject("--observation", str(path), "a bundle belongs to one case", "name one model and its case options")
-    report = reconcile_supplied(predict(jobs[0].case), load_bundle(path))
-    return Report(report.case, report.target, report.environment, report.rows, report.findings, jobs[0].name)
+    bundle = load_bundle(path)
+    report = reconcile_supplied(predict(jobs[0].case), bundle)
+    return Report(report.case, report.target, report.environment, report.rows, report.findings, jobs[0].name), bundle
 
 
 def _recorded_gaps(path: Path, reports: Sequence[Report]) -> tuple[Gap, ...]:
@@ -340,7 +349,7 @@ def _recorded_gaps(path: Path, reports: Sequence[Report]) -> tuple[Gap, ...]:
     return tuple(gap for gap in load_suite("records").gaps if any(fnmatchcase(name, gap.report) for name in names))
 
 
-def _replayed(path: Path, progress: Callable[[str], None]) -> tuple[Report, ...]:
+def _replayed(path: Path, progress: Callable[[str], None]) -> tuple[tuple[Report, ...], tuple[Observed, ...]]:
     from jaxcost.observation.record import read_record, records
 
     paths = records(path) if path.is_dir() else [path]
@@ -348,13 +357,14 @@ def _replayed(path: Path, progress: Callable[[str], None]) -> tuple[Report, ...]
         raise UnavailableError(
             str(path), "the folder holds no recorded evidence", "make some with jaxcost verify --record DIR"
         )
-    reports = []
+    reports, observations = [], []
     for index, item in enumerate(paths):
         seen = read_record(item)
+        observations.append(seen)
         report = reconcile(predict(Case.from_data(seen.data["case"])), seen)
         reports.append(Report(report.case, report.target, report.environment, report.rows, report.findings, item.name))
         progress(f"[{index + 1}/{len(paths)}] {item.name}")
-    return tuple(reports)
+    return tuple(reports), tuple(observations)
 
 
 def _fuzzed(request: VerifyRequest, started: float) -> VerifyResult:

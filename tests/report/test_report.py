@@ -89,9 +89,6 @@ def verified() -> dict[str, Any]:
             "seconds": 1.0,
             "failures": [{"draw": 1, "property": "tying", "message": "off by one", "case_file": {"phase": "prefill"}}],
         },
-        explain=[
-            {"report": "toy", "target": "cpu:1", "row": "flops", "steps": [{"step": "residual", "rows": rows[:1]}]}
-        ],
         seconds=3.25,
         calibration_seconds=0.5,
     )
@@ -231,7 +228,6 @@ def test_verify_table(
         "libtpu is not installed",
         "draw 1, tying: off by one",
         '{"phase": "prefill"}',
-        "1. residual",
         "caught",
     ):
         assert part in text, part
@@ -313,7 +309,7 @@ def test_exact_rows_of_single_scopes_are_counted_and_listed_on_demand(
     show_verify(verified, rows=True)
     listed = capsys.readouterr().out
     assert "1 row exact, listed by --rows: flops forward" in folded and "listed by" not in listed
-    assert (folded.count("8,960  "), listed.count("8,960  ")) == (4, 6)  # prediction and observation
+    assert (folded.count("8,960  "), listed.count("8,960  ")) == (2, 4)  # prediction and observation
 
 
 def test_one_explanation_of_two_rows_is_one_note() -> None:
@@ -340,3 +336,30 @@ def test_progress_on_a_terminal_is_a_bar(capsys: pytest.CaptureFixture[str], mon
         say("a line of its own")
     seen = capsys.readouterr()
     assert "a line of its own" in seen.err and "[1/2]" not in seen.err and not seen.out
+
+
+def walk() -> dict[str, Any]:
+    """A row's walk, cut down to two steps."""
+    line = {"what": "q <proj>", "predicted": [2, 8], "observed": [8, 2], "unit": "", "agrees": False, "note": "b s"}
+    same = [{**line, "what": f"w{n}", "observed": [2, 8], "agrees": True} for n in range(14)]
+    steps = [
+        {"number": 1, "step": "shapes", "question": "which arrays", "rows": [*same, line], "agrees": False},
+        {"number": 2, "step": "FLOPs", "question": "products", "rows": [], "agrees": None},
+    ]
+    ends = "the first step that disagrees is 1, shapes"
+    return {"report": "toy", "target": "cpu:1", "row": "tensor:q", "status": "open", "steps": steps, "conclusion": ends}
+
+
+def test_a_walk_is_shown_alone(verified: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    show_verify({**verified, "explain": [walk()]})
+    text = capsys.readouterr().out
+    assert "1. shapes: which arrays  disagrees" in text and "nothing of this row" in text
+    assert "q <proj>" in text and "differs" in text and "[8, 2]" in text  # what differs stands in the first lines
+    assert "and 3 more, listed by --json" in text
+    assert "The first step that disagrees is 1, shapes." in text and "xla_flops" not in text
+
+
+def test_a_walk_stands_on_the_page(verified: dict[str, Any]) -> None:
+    html = verify_page({**verified, "explain": [walk()]})
+    assert "tensor:q of toy on cpu:1" in html and "q &lt;proj&gt;" in html and "<proj>" not in html
+    assert "1. shapes: which arrays" in html and "The first step that disagrees is 1, shapes" in html

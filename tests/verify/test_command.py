@@ -221,68 +221,6 @@ def test_a_damaged_record_is_2(tmp_path: Path, capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["errors"][0]["remedy"]
 
 
-# One row in full --------------------------------------------------------------------------------------------------
-
-STEPS = [
-    "shapes", "elements", "bytes", "what the ledgers hold", "FLOPs", "primitives", "transfers", "phase", "residual",
-    "explanations",
-]  # fmt: skip
-
-
-def explained(key: str, capsys: Capture, name: str = CPU) -> dict[str, Any]:
-    path = str(room("hlo_dumps") / f"{name}.json")
-    assert main(["verify", "--replay", path, "--explain", key, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["explain"]
-    assert [step["step"] for step in found["steps"]] == STEPS
-    assert main(["verify", "--replay", path, "--explain", key]) == 0
-    assert f"{key} of " in " ".join(capsys.readouterr().out.split())
-    return {step["step"]: step["rows"] for step in found["steps"]}
-
-
-@pytest.mark.parametrize("counter", ["matmul_flops", "jaxpr_matmul_flops"])
-def test_a_product_is_walked_from_shapes_to_residual(counter: str, capsys: Capture) -> None:
-    steps = explained(f"{counter}:group0/attn/scores:forward", capsys)
-    shape = {"axes": "b k g s t", "shape": [2, 2, 2, 8, 8], "layers": 2}
-    assert {"tensor": "group0/attn/scores/out", **shape} in steps["shapes"]
-    assert {"tensor": "group0/attn/scores/out", "elements": 1024} in steps["elements"]
-    assert {"tensor": "group0/attn/scores/out", "dtype": "bf16", "bytes": 2048} in steps["bytes"]
-    assert [row["value"] for row in steps["FLOPs"]] == [4096]
-    assert steps["residual"][0]["status"] == "exact" and steps["phase"][0]["phase"] == "forward"
-
-
-def test_a_tensor_is_walked(capsys: Capture) -> None:
-    steps = explained("tensor:group0/attn/q_proj/weight", capsys)
-    assert steps["shapes"] == [
-        {"tensor": "group0/attn/q_proj/weight", "axes": "d h e", "shape": [8, 4, 2], "layers": 2}
-    ]
-    assert steps["elements"][0]["elements"] == 128 and steps["bytes"][0]["bytes"] == 512
-    assert [row["ledger"] for row in steps["what the ledgers hold"]] == ["parameters"]
-
-
-def test_bytes_are_walked_to_what_is_held(capsys: Capture) -> None:
-    steps = explained("argument_bytes", capsys)
-    held = steps["what the ledgers hold"]
-    assert sum(row["per_device"] for row in held) == steps["residual"][0]["prediction"] == 13_604
-    assert {row["phase"] for row in held} == {"argument"}
-
-
-def test_explanations_are_walked_to_what_they_rest_on(capsys: Capture) -> None:
-    name = named("toy-untied_training_cpu")
-    steps = explained("matmul_flops:group0/mlp/down:replay", capsys, name)
-    (item,) = steps["explanations"]
-    assert item["amount"] == -6144 and "no backward op needs" in item["rests on"]
-
-
-def test_a_row_that_no_report_has_is_rejected_with_near_ones(capsys: Capture) -> None:
-    path = str(room("hlo_dumps") / f"{CPU}.json")
-    assert main(["verify", "--replay", path, "--explain", "tensor:group0/q_proj/weight", "--json"]) == 2
-    (error,) = json.loads(capsys.readouterr().out)["errors"]
-    assert error["path"] == "--explain" and "tensor:group0/attn/q_proj/weight" in error["remedy"]
-    assert main(["verify", "--replay", path, "--explain", "zzz", "--json"]) == 2
-    (error,) = json.loads(capsys.readouterr().out)["errors"]
-    assert "counter[:scope][:phase]" in error["remedy"] and "matmul_flops" in error["remedy"]
-
-
 def test_the_result_of_a_run_is_worth_its_worst_part() -> None:
     empty = command.VerifyResult()
     assert (empty.exit_code, empty.status) == (0, "unmeasured")
