@@ -157,12 +157,16 @@ class Quantity(Record):
         pairs = [("formula", self.formula), ("ledger", self.ledger), ("to_kind", self.to_kind)]
         pairs += [(f"differences.{i}.amount", item.amount) for i, item in enumerate(self.differences)]
         yield from _formulas(pairs)
-        if self.kind is not None and (self.kind in PER_DEVICE) != self.rank_local:
-            rule = f"{self.kind} is {'one device' if self.kind in PER_DEVICE else 'global'}'s"
-            yield Problem("rank_local", self.rank_local, rule, "a global figure is not relabelled as one rank's")
+        yield from self._ownership_problems()
         if self.kind is not None and KINDS[self.kind] != self.unit:
             rule = f"the kind {self.kind} is counted in {KINDS[self.kind]}"
             yield Problem("unit", self.unit, rule, "activation bytes, scalars and FLOPs are kinds apart")
+
+    def _ownership_problems(self) -> Iterable[Problem]:
+        """A kind is global or of one device; a figure of the one is never relabelled as the other."""
+        if self.kind is not None and (self.kind in PER_DEVICE) != self.rank_local:
+            rule = f"{self.kind} is {'of one device' if self.kind in PER_DEVICE else 'global'}"
+            yield Problem("rank_local", self.rank_local, rule, "a global figure is not relabelled as one rank's")
 
 
 class Column(Record):

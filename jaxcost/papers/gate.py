@@ -8,7 +8,7 @@ of unit, never meet. Whatever fails is an open axis, and then no number is given
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -176,21 +176,27 @@ def compare(claims: Sequence[Claim], target: Case | None) -> Comparison:
         target: the case, or None, which leaves every axis open.
     """
     kinds = {item.quantity.kind for item in claims}
-    mixed: list[OpenAxis] = []
+    mixed = tuple(unlike(claims))
+    kind = next(iter(kinds), None) if len(kinds) == 1 else None
+    found = tuple(normalise(item, target) for item in claims)
+    return Comparison(kind or "mixed", target.digest if target else None, found, mixed)
+
+
+def unlike(claims: Sequence[Claim]) -> Iterator[OpenAxis]:
+    """Yield the axes on which claims can never meet, whatever the target: unit, replay, quantity, ownership."""
+    kinds = {item.quantity.kind for item in claims}
     if len(kinds) > 1:
         units = {KINDS[kind] for kind in kinds if kind}
         named = ", ".join(sorted(str(kind) for kind in kinds))
+        replay = {"model_flops", "hardware_flops"} <= kinds
+        if replay:
+            yield OpenAxis("replay", "model FLOPs and hardware FLOPs have separate denominators")
         if len(units) > 1:
-            mixed.append(OpenAxis("output", f"{named} are counted in {' and '.join(sorted(units))}"))
-        if {"model_flops", "hardware_flops"} <= kinds:
-            mixed.append(OpenAxis("replay", "model FLOPs and hardware FLOPs have separate denominators"))
-        if not mixed:
-            mixed.append(OpenAxis("output", f"{named} are different quantities"))
+            yield OpenAxis("output", f"{named} are counted in {' and '.join(sorted(units))}")
+        elif not replay:
+            yield OpenAxis("output", f"{named} are different quantities")
     if len({item.quantity.rank_local for item in claims}) > 1:
-        mixed.append(OpenAxis("ownership", "one is of one device, the other of all"))
-    kind = next(iter(kinds), None) if len(kinds) == 1 else None
-    found = tuple(normalise(item, target) for item in claims)
-    return Comparison(kind or "mixed", target.digest if target else None, found, tuple(mixed))
+        yield OpenAxis("ownership", "one is of one device, the other of all")
 
 
 def values(claims: Sequence[Claim], target: Case | None) -> dict[str, Any]:

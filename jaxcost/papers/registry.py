@@ -6,7 +6,7 @@ is one with a duplicate, an unknown field, a composite that is not marked, or a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -37,11 +37,7 @@ class Registry(Mapping[str, Contract]):
             Problem("papers", name, "two files declare this contract", "keep one of the two")
             for name in sorted({name for name in names if names.count(name) > 1})
         ]
-        problems += [
-            Problem("papers", name, "a required contract is missing", f"add papers/{name}.toml")
-            for name in REQUIRED
-            if name not in names
-        ]
+        problems += missing(names)
         for item in found:
             if item.name in COMPOSITE and item.kind != "composite":
                 rule = "a composite source, whose parts have different coordinates"
@@ -77,6 +73,15 @@ class Registry(Mapping[str, Contract]):
             rule = "no published contract has this name"
             raise reject("NAME", name, rule, f"use one of {', '.join(self._contracts)}")
         return self._contracts[name]
+
+
+def missing(names: Sequence[str]) -> tuple[Problem, ...]:
+    """Return a problem for each required contract that is not among `names`."""
+    return tuple(
+        Problem("papers", name, "a required contract is missing", f"add papers/{name}.toml")
+        for name in REQUIRED
+        if name not in names
+    )
 
 
 def read_contract(path: Path) -> Contract:

@@ -18,6 +18,7 @@ from jaxcost.verify.failures import (
     flops,
     manifest,
     ownership,
+    papers,
     parameters,
     reasoning,
     sensitivity,
@@ -35,7 +36,7 @@ def failures() -> tuple[Failure | NotReached, ...]:
     """Return every row, section by section in the order of the documents."""
     found: list[Failure | NotReached] = []
     for table in (
-        manifest, parameters, state, activations, flops, ownership, traffic, closure, sensitivity, reasoning,
+        manifest, parameters, state, activations, flops, ownership, traffic, closure, sensitivity, reasoning, papers,
         worksheet_memory, caveats,
     ):  # fmt: skip
         found += table.failures()

@@ -17,7 +17,6 @@ from jaxcost.verify.failures.common import (
     bundle,
     compare,
     counter,
-    not_reached,
     reconciled,
     rejected,
     tensor_entries,
@@ -207,12 +206,6 @@ def failures() -> list[Failure | NotReached]:
             ),
             guard="jaxcost.contracts.case:Case._tensor_problems",
         ),
-        not_reached(
-            "0x0DA/10",
-            "a paper's row is compared without a common coordinate",
-            "similar symbols look comparable",
-            "published contracts and their comparison are a later component",
-        ),
         reconciled(
             "0x0DA/11",
             "a formula or a fixture's geometry changes",
@@ -220,11 +213,5 @@ def failures() -> list[Failure | NotReached]:
             "the expected contract",
             sound=lambda: _expecting(totals(prefill(), "parameters")["unique"]),
             faulty=lambda: _expecting(totals(prefill(), "parameters")["unique"] + 1),
-        ),
-        not_reached(
-            "0x0DA/12",
-            "one of the six published contracts is removed",
-            "an incompatible coordinate is lost in silence",
-            "published contracts and their comparison are a later component",
         ),
     ]
