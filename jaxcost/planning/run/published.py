@@ -90,7 +90,8 @@ class Implied:
             "parameters": run.parameters, "active": run.active or run.parameters, "tokens": run.tokens,
             "flops": run.flops, "printed_flops": None if run.printed_flops is None else float(run.printed_flops),
             "implied": [
-                {"peak": peak.label, "dtype": peak.dtype, "tera_per_s": float(peak.tera_per_s), "value": float(found.value), "status": found.status}
+                {"peak": peak.label, "dtype": peak.dtype, "tera_per_s": float(peak.tera_per_s),
+                 "value": float(found.value), "status": found.status}
                 for peak, found in self.utilisations
             ],
             "printed_mfu": printed,
