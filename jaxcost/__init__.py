@@ -25,6 +25,7 @@ _PUBLIC = {
     "prefill": ("jaxcost.contracts.case", "prefill"),
     "decode": ("jaxcost.contracts.case", "decode"),
     "predict": ("jaxcost.prediction.ledgers", "predict"),
+    "vary": ("jaxcost.planning.sensitivity.run", "vary"),
     "observe": ("jaxcost.observation.observe", "observe"),
     "reconcile": ("jaxcost.reconciliation.report", "reconcile"),
     "Architecture": ("jaxcost.contracts.architecture", "Architecture"),
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from jaxcost.contracts.errors import RejectedError as RejectedError
     from jaxcost.contracts.errors import UnavailableError as UnavailableError
     from jaxcost.observation.observe import observe as observe
+    from jaxcost.planning.sensitivity.run import vary as vary
     from jaxcost.prediction.ledgers import predict as predict
     from jaxcost.reconciliation.report import reconcile as reconcile
 
