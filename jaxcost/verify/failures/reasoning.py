@@ -7,12 +7,14 @@ from typing import Any
 from jaxcost.contracts.case import Case, build_case
 from jaxcost.planning.expected import expected_fit
 from jaxcost.planning.limits import within
+from jaxcost.planning.machine import machine
+from jaxcost.planning.roofline import points, total
 from jaxcost.prediction import ledgers
+from jaxcost.prediction.program import program
 from jaxcost.reconciliation.rows import Report
 from jaxcost.verify import recount
 from jaxcost.verify.failures.common import (
     Failure,
-    NotReached,
     against,
     bundle,
     compare,
@@ -36,10 +38,10 @@ TOKENS = "arguments of one call, as a checkpoint and an engine list them"
 def alone(what: str) -> Guard:
     """Return the removal of all that stands beside one total of the arguments when a peak is predicted."""
 
-    def without(_: Any) -> Any:
+    def without(original: Any) -> Any:
         def peak(prediction: Any, family: str) -> dict[str, Any]:
             held = prediction.value(what)
-            return {"lower": held, "expected": held, "upper": held}
+            return {**original(prediction, family), "lower": held, "expected": held, "upper": held}
 
         return peak
 
@@ -53,6 +55,28 @@ def fits_whole(case: Case, part: str) -> str:
     if not within(prediction.value(part), verdict["limits"][FRACTION]):
         return f"without room for {part}"
     return {True: "fits", False: "does not fit", None: "not told"}[verdict["fits"][FRACTION]]
+
+
+def _untimed(original: Any) -> Any:
+    """Return roofline points without their traffic: arithmetic alone takes time."""
+
+    def point(scope: str, phase: str, flops: int, size: int, machine: Any) -> Any:
+        return original(scope, phase, flops, 0, machine)
+
+    return point
+
+
+def _step(rows: int, attention: str = "materialised") -> Any:
+    """A training step of four sequences on one device, as one point of its roofline."""
+    case = build_case(released(), {"phase": "training", "batch": 4, "seq": rows, "attention": attention})
+    return total(points(program(case), machine(TARGET, case)))
+
+
+def _fewer(less: Any, more: Any) -> str:
+    """Say which of two steps takes longer at full overlap, the first of fewer FLOPs."""
+    if less.flops >= more.flops:
+        return "not the fewer FLOPs"
+    return "faster" if less.overlapped_seconds < more.overlapped_seconds else "slower"
 
 
 def _served(batch: int, past: int) -> Case:
@@ -94,7 +118,7 @@ def _all_heads(case: Case) -> Case:
     return variant(case, with_attention(case.architecture, kv_heads=4))
 
 
-def failures() -> list[Failure | NotReached]:
+def failures() -> list[Failure]:
     """Return the six mistakes, with what each leaves out."""
     unfilled = recount.cache_bytes(decode())
     return [
@@ -108,6 +132,17 @@ def failures() -> list[Failure | NotReached]:
             passes="fits",
             wanted="does not fit",
             guard=alone("parameters.bytes"),
+        ),
+        judged(
+            "0x0DB/2",
+            "fewer FLOPs are taken for a shorter step",
+            "scores that cross the memory boundary take longer than the work a blockwise kernel repeats",
+            "roofline of the whole step",
+            sound=lambda: _fewer(_step(2048), _step(4096)),
+            faulty=lambda: _fewer(_step(4096), _step(4096, "blockwise")),
+            passes="faster",
+            wanted="slower",
+            guard=Guard("jaxcost.planning.roofline:point", _untimed),
         ),
         reconciled(
             "0x0DB/3",

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.dtypes import BITS
+from jaxcost.planning.machine import machine
+from jaxcost.planning.roofline import point
 from jaxcost.prediction import ledgers
 from jaxcost.reconciliation.rows import Report
 from jaxcost.verify import recount
 from jaxcost.verify.failures.common import (
     Failure,
-    NotReached,
     against,
     bundle,
     compare,
     counter,
-    not_reached,
+    judged,
     reconciled,
     rejected,
     shifted,
     swapped,
 )
-from jaxcost.verify.failures.guards import PROVENANCE
+from jaxcost.verify.failures.guards import PROVENANCE, Guard
 from jaxcost.verify.failures.subjects import decode, prefill, toy, train
 from jaxcost.verify.holding import variant
 
@@ -50,6 +52,16 @@ def _weights_only(case: Case, _: int) -> int:
     return sum(2 * p.inner * p.outputs for p in recount.products(case) if p.weight)
 
 
+def _one_row(times: int) -> str:
+    """The bound of a product with one row of 4096 by 4096, across a boundary so many times as fast as the memory."""
+    case = decode(batch=1)
+    device = machine("h100", case)
+    faster = replace(device, bytes_per_second=device.bytes_per_second * times)
+    rows, inner, outputs = 1, 4096, 4096
+    size = 2 * (rows * inner + inner * outputs + rows * outputs)
+    return point("projection", "forward", 2 * rows * inner * outputs, size, faster).bound
+
+
 def _served(name: str, value: int, unit: str) -> Report:
     case = decode()
     return compare(
@@ -61,7 +73,7 @@ def _blockwise(case: Case) -> Any:
     return ledgers.predict(variant(case, attention="blockwise", attention_block=2))
 
 
-def failures() -> list[Failure | NotReached]:
+def failures() -> list[Failure]:
     """Return the rows of table 0x09G."""
     right = _scheduled(prefill())
     return [
@@ -82,11 +94,16 @@ def failures() -> list[Failure | NotReached]:
             faulty=lambda: bundle(prefill(), evidence_class="locally_measured"),
             guard=PROVENANCE,
         ),
-        not_reached(
+        judged(
             "0x09G/3",
             "every operator with M = 1 is labelled bandwidth-bound",
-            "machine and implementation are left out",
-            "no machine model yet: intensities are given, no label follows from them",
+            "where its weight rests on the chip, the same shape is bound by arithmetic",
+            "roofline point on a machine",
+            sound=lambda: _one_row(1),
+            faulty=lambda: _one_row(1000),
+            passes="memory",
+            wanted="compute",
+            guard=Guard("jaxcost.planning.roofline:Point.bound", lambda _: property(lambda point: "memory")),
         ),
         against(
             "0x09G/4",
