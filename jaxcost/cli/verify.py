@@ -39,6 +39,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--replay", type=_FILE, metavar="DIR", help="Use recorded evidence instead of compiling.")
 @click.option("--failures", is_flag=True, help="Run the failure rows: each fault, its symptom, its check.")
 @click.option("--proofs", is_flag=True, help="Prove published closed forms from the ledgers, for all sizes.")
+@click.option("--gates", is_flag=True, help="Hold the publish gates over the models named, or over the catalogue.")
 @click.option("--explain", metavar="ROW", help="One row in full, step by step: counter[:scope][:phase].")
 @click.option("--strict", is_flag=True, help="Exit code 1 for unmeasured rows and targets too.")
 @click.option("--fail-on-mismatch", is_flag=True, help="The default; accepted for scripts.")
@@ -61,6 +62,7 @@ def verify(
         jaxcost verify --fuzz 200 --seed 1 --target cpu:1
         jaxcost verify --failures
         jaxcost verify --proofs
+        jaxcost verify llama-3.1-8b --gates
     """
     gc.enable()
     check_writable(html, "--html")
@@ -82,6 +84,11 @@ def verify(
         from jaxcost.report.proofs import show_proofs
 
         show_proofs(console(), data["proofs"])
+    elif request.gates and not quiet:
+        from jaxcost.report.console import console
+        from jaxcost.report.gates import show_gates
+
+        show_gates(console(), data["gates"], data["gate_cases"], data["seconds"])
     elif not quiet:
         from jaxcost.report.verified import show_verify
 
@@ -94,6 +101,10 @@ def _run(request: VerifyRequest) -> VerifyOutcome:
         from jaxcost.verify.proofs.outcome import prove_all
 
         return prove_all(request)
+    if request.gates:
+        from jaxcost.verify.gates.outcome import hold_gates
+
+        return hold_gates(request)
     from jaxcost.verify.command import verify as run
 
     return run(request)
@@ -105,6 +116,8 @@ def _doing(request: VerifyRequest) -> str:
         return "running the failure rows"
     if request.proofs:
         return "proving closed forms"
+    if request.gates:
+        return "holding the publish gates"
     if request.fuzz is not None:
         return f"drawing {request.fuzz} random cases"
     if request.replay is not None:
@@ -160,6 +173,7 @@ def _request(models: tuple[str, ...], quiet: bool, parameters: dict[str, Any]) -
         "replay",
         "failures",
         "proofs",
+        "gates",
         "explain",
         "strict",
     )
@@ -183,13 +197,16 @@ def _unused(models: tuple[str, ...], options: dict[str, Any], parameters: dict[s
         "--replay": parameters["replay"] is not None,
         "--failures": parameters["failures"],
         "--proofs": parameters["proofs"],
+        "--gates": parameters["gates"],
         "--explain": parameters["explain"] is not None,
     }
     cases = ("MODEL", "--case", "case options", "--suite", "--target")
-    own = ("--failures", "--proofs", "--explain")
+    own = ("--failures", "--proofs", "--gates", "--explain")
+    held = ("MODEL", "--case", "case options", "--proofs", "--gates")
     left_out: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("failures", "the failure rows bring their own cases", tuple(n for n in beside if n not in own)),
         ("proofs", "the proofs bring their own cases", tuple(n for n in beside if n != "--proofs")),
+        ("gates", "the gates are held over cases, and compile nothing", tuple(n for n in beside if n not in held)),
         ("replay", "records bring their own cases and targets", cases),
         ("observation", "a bundle is compared in place of a compile", ("--suite", "--target")),
     )

@@ -10,7 +10,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from jaxcost.report import gather, proofs
+from jaxcost.report import gates, gather, proofs
 from jaxcost.report.numbers import about, exact, flat, signed, unit_of
 from jaxcost.report.values import case_values, unknown_reasons
 
@@ -133,6 +133,21 @@ def verify_page(data: Mapping[str, Any]) -> str:
                 for item in proved
             ]
             heads = ("proof", "what is claimed", "the ledger gives", "source", "status")
+            parts.append(f"<h3>{escape(title)}</h3>" + _table(heads, rows))
+    if data.get("gates"):
+        parts.append(f"<h2>publish gates</h2><p>{escape(gates.sentence(data['gates'], data['gate_cases']))}</p>")
+        heads = ("line", "it is required that", "rests on", "checked", "status")
+        for title, lines in groupby(data["gates"], key=gates.head):
+            rows = [
+                (
+                    _text(item["id"]),
+                    _text(item["gate"]),
+                    _text("; ".join((gates.basis(item), *item.get("problems", ())))),
+                    _text(f"{item['checked']:,}"),
+                    _status(item["status"]),
+                )
+                for item in lines
+            ]
             parts.append(f"<h3>{escape(title)}</h3>" + _table(heads, rows))
     if data.get("claims"):
         rows = [(_text(row["claim"]), _status(row["outcome"])) for row in data["claims"]]

@@ -218,6 +218,15 @@ def _jobs(request: VerifyRequest) -> tuple[list[Job], Suite | None]:
     return jobs, None
 
 
+def cases_of(request: VerifyRequest) -> list[tuple[str, Case]]:
+    """Return the cases that models, a case file and options name, with what they are called.
+
+    Raises:
+        RejectedError: they name none, or one breaks its contract.
+    """
+    return [(job.name, job.case) for job in _jobs(request)[0]]
+
+
 def _suite_jobs(planned: Sequence[PlannedCase], targets: Sequence[str]) -> list[Job]:
     """Return the jobs of a suite; targets named by the user select among the suite's, by chip."""
     from jaxcost.catalog import load

@@ -35,6 +35,7 @@ class VerifyRequest:
     replay: Path | None = None
     failures: bool = False
     proofs: bool = False
+    gates: bool = False
     explain: str | None = None
     strict: bool = False
     quiet: bool = False

@@ -132,13 +132,14 @@ NONE = ("refused", "rematerialisation", "refusal", "column", "moment")
 def unknowns(value: Any, path: str, said: bool = False) -> Items:
     """Yield an item per null below a JSON value: wrong where nothing beside it says why.
 
-    What says why is a `reason`, a `reasons` entry of the same name, or a `KEY_reason` beside the null or beside the
-    object that it stands in.
+    What says why is a `reason`, a `reasons` entry of the same name, or a `STEM_reason` that begins its name, beside the
+    null or beside the object that it stands in.
     """
     if isinstance(value, Mapping):
         said = said or bool(value.get("reason"))
+        stems = [name.removesuffix("_reason") for name, text in value.items() if name.endswith("_reason") and text]
         for key, item in value.items():
-            own = bool(value.get(f"{key}_reason")) or key in (value.get("reasons") or ())
+            own = any(key.startswith(stem) for stem in stems) or key in (value.get("reasons") or ())
             if item is None and key not in NONE:
                 yield "" if said or own else f"{path}.{key} is null, and nothing says why"
             else:

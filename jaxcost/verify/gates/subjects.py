@@ -1,12 +1,12 @@
 """The cases that the gates are held against: every model of the catalogue in every phase, alone and on meshes.
 
 A mesh that a model refuses (heads that the tensor axis does not divide, fused storage, stages that do not divide its
-layers) is replaced by the next one of its list; that every list ends in a mesh that any model takes is tested.
+layers) is replaced by the next one of its list. That every model of the catalogue takes every plan is tested.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,10 +104,22 @@ def title(case: Case) -> str:
     return " ".join(parts)
 
 
-def catalogue(names: Iterable[str] | None = None, plans: Iterable[Plan] = PLANS) -> Iterator[Subject]:
-    """Yield the subjects of models of the catalogue (all by default), model by model."""
+def catalogue(names: Iterable[str] | None = None, plans: Sequence[Plan] = PLANS) -> Iterator[Subject]:
+    """Yield the subjects of models (of the whole catalogue by default), model by model.
+
+    Raises:
+        RejectedError: a model takes none of the plans.
+    """
     for name in catalogue_names() if names is None else names:
         architecture = load(name).architecture
+        refusals, taken = [], 0
         for plan in plans:
-            case = planned(architecture, plan)
+            try:
+                case = planned(architecture, plan)
+            except RejectedError as error:  # a model of the user's own with few rows of positions, say
+                refusals.append(error)
+                continue
+            taken += 1
             yield subject(title(case), case)
+        if not taken:
+            raise refusals[0]
