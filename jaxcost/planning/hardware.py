@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jaxcost.contracts.errors import Problem, reject
+from jaxcost.contracts.errors import Problem, RejectedError, reject
 from jaxcost.contracts.record import Name, Record, Size, parse_file
 from jaxcost.data import room
 from jaxcost.planning.quantities import Number, positive
@@ -212,13 +212,10 @@ class Device(Record):
         Raises:
             RejectedError: the peak is sparse, of another precision than the operands, or was not printed.
         """
-        if density != "dense":
-            rule = "a dense matmul has no structured sparsity, so a sparse peak is not its ceiling"
-            raise reject("density", density, rule, f"use the dense peak: {self._known(dtype)}")
         known = _peak_type(dtype)
-        if operands is not None and _peak_type(operands) != known:
-            rule = f"the operands are {operands}; the peak of another precision is not their ceiling"
-            raise reject("dtype", dtype, rule, f"ask for {_peak_type(operands)}, or declare the conversion as an op")
+        problems = [*self._density_problems(dtype, density), *self._operand_problems(dtype, operands)]
+        if problems:
+            raise RejectedError(problems)
         for row in self.peaks:
             if (row.dtype, row.path) == (known, path):
                 return PeakRate(self.name, row.dtype, row.path, exact(row.dense) * 10**12)
@@ -240,18 +237,40 @@ class Device(Record):
             return PeakRate(
                 self.name, recorded.dtype, recorded.path, value * 10**12, "declared: the dense peak, rounded"
             )
+        problems = [*self._other_figure_problems(recorded, value)]
+        if problems:
+            raise RejectedError(problems)
+        return PeakRate(self.name, recorded.dtype, recorded.path, value * 10**12, "declared by the caller")
+
+    def _density_problems(self, dtype: str, density: str) -> Iterable[Problem]:
+        if density != "dense":
+            rule = "a dense matmul has no structured sparsity, so a sparse peak is not its ceiling"
+            yield Problem("density", density, rule, f"use the dense peak: {self._known(dtype)}")
+
+    def _operand_problems(self, dtype: str, operands: str | None) -> Iterable[Problem]:
+        if operands is not None and _peak_type(operands) != _peak_type(dtype):
+            rule = f"the operands are {operands}; the peak of another precision is not their ceiling"
+            yield Problem("dtype", dtype, rule, f"ask for {_peak_type(operands)}, or declare the conversion as an op")
+
+    def _other_figure_problems(self, recorded: PeakRate, value: Fraction) -> Iterable[Problem]:
+        """Yield what a declared peak is instead of the dense one: sparse, another precision's, or too high."""
+        use = f"use {float(recorded.tera_per_s):g}"
         for row in self.peaks:
             same = (row.dtype, row.path) == (recorded.dtype, recorded.path)
             if same and row.sparse is not None and _close(value, row.sparse):
-                rule = f"this is the peak with structured sparsity; a dense {dtype} matmul has another ceiling"
-                raise reject("tera_per_s", float(value), rule, f"use {float(recorded.tera_per_s):g}")
+                rule = f"this is the peak with structured sparsity; a dense {recorded.dtype} matmul has another ceiling"
+                yield Problem("tera_per_s", float(value), rule, use)
+                return
             if not same and _close(value, row.dense):
-                rule = f"this is the {row.dtype} peak on the {row.path} path, not the {dtype} one on the {path} path"
-                raise reject("tera_per_s", float(value), rule, f"use {float(recorded.tera_per_s):g}")
+                path = f"the {recorded.dtype} one on the {recorded.path} path"
+                rule = f"this is the {row.dtype} peak on the {row.path} path, not {path}"
+                yield Problem("tera_per_s", float(value), rule, use)
+                return
         if value > recorded.tera_per_s:
-            rule = f"above the dense {dtype} peak of {float(recorded.tera_per_s):g} TFLOP/s recorded for {self.name}"
-            raise reject("tera_per_s", float(value), rule, "check the precision, sparsity and whether it is one chip's")
-        return PeakRate(self.name, recorded.dtype, recorded.path, value * 10**12, "declared by the caller")
+            known = f"{float(recorded.tera_per_s):g} T{recorded.unit}"
+            rule = f"above the dense {recorded.dtype} peak of {known} recorded for {self.name}"
+            remedy = "check the precision, the sparsity, and whether it is one chip's"
+            yield Problem("tera_per_s", float(value), rule, remedy)
 
     def bandwidth(self) -> Fraction:
         """Return the bytes a second of device memory.

@@ -11,10 +11,11 @@ sustain the rate.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from jaxcost.contracts.errors import reject
+from jaxcost.contracts.errors import Problem, RejectedError
 from jaxcost.planning.quantities import Number, not_negative, positive
 
 PARTS = frozenset({"service", "waiting"})
@@ -55,24 +56,37 @@ def in_flight(flow: Flow, stay: Stay) -> InFlight:
     Raises:
         RejectedError: the items differ, the stay leaves out waiting or service, or the flow is overloaded.
     """
+    completed, seconds = positive(flow.completed_per_s, "completed_per_s"), not_negative(stay.seconds, "seconds")
+    problems = [*_mixed(flow, stay), *_left_out(stay), *_overload(flow)]
+    if problems:
+        raise RejectedError(problems)
+    return InFlight(completed * seconds, flow.item, completed, seconds)
+
+
+def _mixed(flow: Flow, stay: Stay) -> Iterable[Problem]:
     if not flow.item or flow.item != stay.item:
-        rule = f"the flow counts {flow.item}, the stay is that of {stay.item}"
-        raise reject("item", stay.item, rule, "count the same items on both sides")
+        rule = f"the flow counts {flow.item or 'nothing'}, the stay is that of {stay.item or 'nothing'}"
+        yield Problem("item", stay.item, rule, "count the same items on both sides")
+
+
+def _left_out(stay: Stay) -> Iterable[Problem]:
     missing = sorted(PARTS - stay.includes)
     if missing:
         rule = f"the stay leaves out {', '.join(missing)}"
-        raise reject("includes", sorted(stay.includes), rule, "give the whole residence: waiting and service")
-    completed, seconds = positive(flow.completed_per_s, "completed_per_s"), not_negative(stay.seconds, "seconds")
-    for name, limit in (("offered_per_s", flow.offered_per_s), ("capacity_per_s", flow.capacity_per_s)):
-        if limit is not None:
-            positive(limit, name)
-    if flow.capacity_per_s is not None and completed > positive(flow.capacity_per_s, "capacity_per_s"):
-        rule = f"more completed than the capacity of {float(positive(flow.capacity_per_s, 'capacity_per_s')):g}/s"
-        raise reject("completed_per_s", float(completed), rule, "check the unit of one of them")
+        yield Problem("includes", sorted(stay.includes), rule, "give the whole residence: waiting and service")
+
+
+def _overload(flow: Flow) -> Iterable[Problem]:
+    sustained = completed = positive(flow.completed_per_s, "completed_per_s")
+    if flow.capacity_per_s is not None:
+        sustained = positive(flow.capacity_per_s, "capacity_per_s")
+        if completed > sustained:
+            rule = f"more completed than the capacity of {float(sustained):g}/s"
+            yield Problem("completed_per_s", float(completed), rule, "check the unit of one of them")
     if flow.offered_per_s is not None:
         offered = positive(flow.offered_per_s, "offered_per_s")
-        sustained = completed if flow.capacity_per_s is None else positive(flow.capacity_per_s, "capacity_per_s")
         if offered > sustained:
             rule = f"{float(offered):g}/s arrive and {float(sustained):g}/s are sustained: the queue grows without end"
-            raise reject("offered_per_s", float(offered), rule, "add capacity or shed load; there is no stable average")
-    return InFlight(completed * seconds, flow.item, completed, seconds)
+            yield Problem(
+                "offered_per_s", float(offered), rule, "add capacity or shed load; there is no stable average"
+            )

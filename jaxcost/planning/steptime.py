@@ -14,12 +14,12 @@ than the first under the same counts; a measured time below it is an inconsisten
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from jaxcost.contracts.errors import reject
+from jaxcost.contracts.errors import Problem, RejectedError, reject
 from jaxcost.planning.machine import Machine
 from jaxcost.planning.quantities import Number, positive, share
 from jaxcost.planning.roofline import OMITTED, Point, by_scope, points, total
@@ -108,10 +108,9 @@ class StepTime:
         Raises:
             RejectedError: an upper bound is asked for.
         """
-        if idealisation not in IDEALISATIONS:
-            rule = "neither full overlap nor the sum of all resources bounds a real program from above"
-            remedy = f"choose one of {', '.join(IDEALISATIONS)}; only a measurement says how long it takes"
-            raise reject("idealisation", idealisation, rule, remedy)
+        problems = list(_upper_bound_problems(idealisation))
+        if problems:
+            raise RejectedError(problems)
         work, sent, idle = self.whole, self.communication_seconds, 1 + self.bubble
         if idealisation == "ops_in_order":
             exposed = self.exposed_seconds
@@ -158,7 +157,7 @@ class StepTime:
         bound = self.seconds("full_overlap")
         useful, executed = self.utilisation(taken)
         causes: tuple[Cause, ...] = executed.causes
-        below = bound is not None and taken < bound
+        below = _faster(taken, bound)
         if below:
             causes = (
                 Cause("another step was measured: batch, context, precision, recomputation or devices differ"),
@@ -254,6 +253,18 @@ def step_time(program: Program, machine: Machine, overlap: Mapping[str, Number] 
         declared = {axis: share(value, f"overlap.{axis}") for axis, value in given.items()}
     idle = bubble(program.case)[0] if program.case.execution.degree("pipeline") > 1 else Fraction(0)
     return StepTime(program, machine, points(program, machine), sent, declared, idle)
+
+
+def _upper_bound_problems(idealisation: str) -> Iterable[Problem]:
+    if idealisation not in IDEALISATIONS:
+        rule = "neither full overlap nor the sum of all resources bounds a real program from above"
+        remedy = f"choose one of {', '.join(IDEALISATIONS)}; only a measurement says how long it takes"
+        yield Problem("idealisation", idealisation, rule, remedy)
+
+
+def _faster(taken: Fraction, bound: Fraction | None) -> bool:
+    """Return whether a measured time lies below full overlap."""
+    return bound is not None and taken < bound
 
 
 def _transmission(row: Row, machine: Machine, busy_axes: int) -> Transmission:

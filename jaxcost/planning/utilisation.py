@@ -14,12 +14,12 @@ and which losses it already contains: dividing it by the devices twice, or apply
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from jaxcost.contracts.errors import reject
+from jaxcost.contracts.errors import Problem, RejectedError, reject
 from jaxcost.planning.hardware import PeakRate
 from jaxcost.planning.quantities import Number, count, not_negative, positive, share
 
@@ -117,7 +117,7 @@ class Rate:
             RejectedError: the rate already contains the loss, or one that it covers.
         """
         taken = losses((loss, *covers), "loss")
-        double = sorted(taken & self.includes)
+        double = contained(self, taken)
         if double:
             rule = f"the rate already contains {', '.join(double)}; applied again it would be charged twice"
             raise reject("loss", loss, rule, "use the rate as it is, or one measured without it")
@@ -130,9 +130,7 @@ class Rate:
         Raises:
             RejectedError: it is one device's already.
         """
-        if self.scope == "device":
-            rule = "this is one device's rate already; the divisor is the devices, and it was applied"
-            raise reject("rate", float(self.per_second), rule, "divide the job's total once, by devices not by workers")
+        _require(_scope_problems(self, "total"))
         return replace(self, per_second=self.per_second / count(devices, "devices"), scope="device")
 
     def total(self, devices: int) -> Rate:
@@ -141,24 +139,23 @@ class Rate:
         Raises:
             RejectedError: it is the job's already.
         """
-        if self.scope == "total":
-            rule = "this is the job's total already; the devices are in it"
-            raise reject("rate", float(self.per_second), rule, "multiply one device's rate, once")
+        _require(_scope_problems(self, "device"))
         return replace(self, per_second=self.per_second * count(devices, "devices"), scope="total")
 
-    def seconds(self, flops: Number, kind: Kind) -> Fraction:
-        """Return the time that work of `kind` takes at this rate.
+    def seconds(self, flops: Number, kind: Kind, scope: Scope = "total") -> Fraction:
+        """Return the time that work of `kind` takes at this rate; `scope` says whose work it is.
 
         Raises:
             RejectedError: executed work at a rate of model FLOPs, or the reverse: the recomputation would count twice,
-                or not at all.
+                or not at all; or the job's work at one device's rate, or the reverse.
         """
-        if kind != self.kind:
-            rule = (
-                f"{kind} FLOPs at a rate of {self.kind} FLOPs: the recomputation would be counted twice, or not at all"
-            )
-            raise reject("kind", kind, rule, f"give the {self.kind} FLOPs, or a rate of {kind} FLOPs")
+        _require([*_kind_problems(self, kind), *_scope_problems(self, scope)])
         return positive(flops, "flops") / self.per_second
+
+
+def contained(achieved: Rate, taken: frozenset[str]) -> tuple[str, ...]:
+    """Return the losses among `taken` that a rate already contains."""
+    return tuple(sorted(taken & achieved.includes))
 
 
 def losses(names: Collection[str], where: str) -> frozenset[str]:
@@ -248,18 +245,7 @@ def calendar_progress(
     Raises:
         RejectedError: the reference already contains downtime or replay, is one device's, or counts executed FLOPs.
     """
-    if reference.kind != "model":
-        raise reject(
-            "reference", reference.kind, "accepted work is model FLOPs, the reference is not", "use MFU's rate"
-        )
-    if reference.scope != "total":
-        raise reject(
-            "reference", reference.scope, "accepted work is the job's, the reference one device's", "total() it"
-        )
-    ended = sorted(reference.includes & (DOWNTIME | {"replay"}))
-    if ended:
-        rule = f"the reference rate already contains {', '.join(ended)}; the ratio would hide them"
-        raise reject("reference", float(reference.per_second), rule, "give the rate of healthy steps")
+    _require(_reference_problems(reference))
     numerator = not_negative(accepted_flops, "accepted_flops")
     denominator = reference.per_second * positive(elapsed_seconds, "elapsed_seconds")
     causes: tuple[Cause, ...] = ()
@@ -281,16 +267,75 @@ def agree(one_device: Rate, job: Rate, devices: int) -> None:
     Raises:
         RejectedError: the two differ, or the scopes are mixed up.
     """
-    expected = one_device.total(devices).per_second
-    if job.scope != "total":
-        raise reject("job", job.scope, "the job's rate is a total", "label it so")
-    if expected != job.per_second:
-        rule = (
-            f"one device's rate times {devices} devices is {float(expected):.6g}, the total {float(job.per_second):.6g}"
+    _require([*_scope_problems(job, "total"), *_sum_problems(one_device.total(devices), job, devices)])
+
+
+def calendar_seconds(healthy_seconds: Number, progress: Utilisation) -> Fraction:
+    """Return the elapsed time of work that healthy steps do in `healthy_seconds`.
+
+    Raises:
+        RejectedError: the ratio is an MFU or HFU, which are of healthy steps and are in their time already; or it is
+            zero, or above one.
+    """
+    _require(_progress_problems(progress))
+    if progress.value == 0:
+        raise reject("progress", 0, "no work was accepted, so the work never ends", "give a window with progress")
+    return positive(healthy_seconds, "healthy_seconds") / progress.value
+
+
+def _require(problems: Iterable[Problem]) -> None:
+    found = list(problems)
+    if found:
+        raise RejectedError(found)
+
+
+def _scope_problems(achieved: Rate, wanted: Scope) -> Iterable[Problem]:
+    if achieved.scope == wanted:
+        return
+    rules = {
+        "total": ("this is one device's rate already; the devices were divided out", "divide by devices, not workers"),
+        "device": ("this is the job's total already; the devices are in it", "multiply one device's rate, once"),
+    }
+    rule, remedy = rules[wanted]
+    yield Problem("rate", float(achieved.per_second), rule, remedy)
+
+
+def _kind_problems(achieved: Rate, kind: Kind) -> Iterable[Problem]:
+    if kind != achieved.kind:
+        rule = f"{kind} FLOPs at a rate of {achieved.kind} FLOPs: recomputation is counted twice, or not at all"
+        yield Problem("kind", kind, rule, f"give the {achieved.kind} FLOPs, or a rate of {kind} FLOPs")
+
+
+def _reference_problems(reference: Rate) -> Iterable[Problem]:
+    if reference.kind != "model":
+        rule = "accepted work is model FLOPs, the reference is not"
+        yield Problem("reference", reference.kind, rule, "give the rate of model FLOPs")
+    if reference.scope != "total":
+        rule = "accepted work is the job's, the reference one device's"
+        yield Problem("reference", reference.scope, rule, "give the job's rate")
+    ended = contained(reference, DOWNTIME | {"replay"})
+    if ended:
+        rule = f"the reference rate already contains {', '.join(ended)}; the ratio would hide them"
+        yield Problem("reference", float(reference.per_second), rule, "give the rate of healthy steps")
+
+
+def _sum_problems(summed: Rate, job: Rate, devices: int) -> Iterable[Problem]:
+    if summed.per_second != job.per_second:
+        parts = f"{float(summed.per_second):.6g}, the total {float(job.per_second):.6g}"
+        rule = f"one device's rate times {devices} devices is {parts}"
+        remedy = "the divisor is the number of devices, not of workers or ranks"
+        yield Problem("job", float(job.per_second), rule, remedy)
+
+
+def _progress_problems(progress: Utilisation) -> Iterable[Problem]:
+    if progress.name != "calendar progress":
+        rule = f"an {progress.name} is of healthy steps and in their time already; it is no calendar progress"
+        yield Problem(
+            "progress", float(progress.value), rule, "give accepted work over the healthy rate x elapsed time"
         )
-        raise reject(
-            "job", float(job.per_second), rule, "the divisor is the number of devices, not of workers or ranks"
-        )
+    elif not progress.consistent:
+        causes = "; ".join(cause.text for cause in progress.causes)
+        yield Problem("progress", float(progress.value), f"above 100%: {causes}", "mend the numerator or the window")
 
 
 def _over_peak(

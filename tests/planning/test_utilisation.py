@@ -13,6 +13,7 @@ from jaxcost.planning.utilisation import (
     Utilisation,
     agree,
     calendar_progress,
+    calendar_seconds,
     hfu,
     mfu,
     of_rate,
@@ -98,6 +99,8 @@ def test_replay_is_not_charged_twice() -> None:
     with pytest.raises(RejectedError, match="counted twice, or not at all"):
         measured.seconds(8 * 10**15, "executed")
     assert rate(10**15, "executed", "total").seconds(8 * 10**15, "executed") == 8
+    with pytest.raises(RejectedError, match="total already"):
+        measured.seconds(6 * 10**15, "model", scope="device")
 
 
 def test_calendar_progress_needs_the_healthy_rate() -> None:
@@ -126,6 +129,13 @@ def test_a_healthy_mfu_is_no_calendar_progress() -> None:
     assert (step.name, step.value) == ("MFU", Fraction(2, 5))
     assert (progress.name, progress.value) == ("calendar progress", Fraction(9, 10))
     assert step.denominator_what != progress.denominator_what
+    assert calendar_seconds(27 * day, progress) == 30 * day
+    with pytest.raises(RejectedError, match="no calendar progress"):
+        calendar_seconds(27 * day, step)
+    with pytest.raises(RejectedError, match="above 100%"):
+        calendar_seconds(day, calendar_progress(2 * healthy.per_second * day, day, healthy))
+    with pytest.raises(RejectedError, match="never ends"):
+        calendar_seconds(day, calendar_progress(0, day, healthy))
 
 
 @pytest.mark.parametrize("bad", [True, float("nan"), float("inf"), -1, "8", None, 10**60, 1e300])
