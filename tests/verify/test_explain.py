@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import jsonschema
 import pytest
 
 from jaxcost.cli import main
@@ -18,6 +19,7 @@ from jaxcost.prediction.ledgers import predict
 from jaxcost.reconciliation.report import not_executed, reconcile
 from jaxcost.reconciliation.rows import Row
 from jaxcost.reconciliation.supplied import reconcile_supplied
+from jaxcost.schema import schema
 from jaxcost.verify.explain import QUESTIONS, explain_row
 from jaxcost.verify.failures.common import bundle, counter, tensor_entries
 from jaxcost.verify.failures.subjects import prefill
@@ -262,7 +264,9 @@ def test_the_walk_is_printed_and_nothing_else_of_the_report(capsys: Capture) -> 
     path = str(room("hlo_dumps") / f"{REPLAY}.json")
     key = "matmul_flops:group0/mlp/down:replay"
     assert main(["verify", "--replay", path, "--explain", key, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["explain"]
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, schema("jaxcost.verify.v1"))
+    (found,) = document["explain"]
     assert {**found, "report": ""} == walked(REPLAY, key)
     assert main(["verify", "--replay", path, "--explain", key]) == 0
     text = " ".join(capsys.readouterr().out.split())

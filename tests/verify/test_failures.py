@@ -6,10 +6,13 @@ import json
 from collections import Counter
 from typing import Any
 
+import jsonschema
 import pytest
 
+from jaxcost.cli.output import document
 from jaxcost.reconciliation import supplied
 from jaxcost.reconciliation.rows import Row
+from jaxcost.schema import schema
 from jaxcost.verify.command import verify
 from jaxcost.verify.failures import SECTIONS, Failure, failures, run_failures
 from jaxcost.verify.failures.guards import Guard
@@ -77,6 +80,7 @@ def test_a_missed_row_makes_the_command_fail(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(supplied, "_differences", no_difference)
     bad = verify(VerifyRequest(failures=True))
     assert bad.exit_code == 1
+    jsonschema.validate(document("jaxcost.verify.v1", **bad.to_dict()), schema("jaxcost.verify.v1"))
     entries = {row["id"]: row for row in bad.to_dict()["failures"]}
     assert entries["0x0AH/1"]["status"] == "missed"
     assert {"fault", "symptom", "check", "status"} <= entries["0x0AH/1"].keys()
