@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from jaxcost.catalog import Manifest, Published, catalogue_names, load, manifest_toml, options_toml, read_maxtext
-from jaxcost.cli.options import output_options
+from jaxcost.cli.options import case_options, choose, given, output_options
 from jaxcost.cli.output import check_writable, document, print_json, write_file
 from jaxcost.contracts.architecture import Architecture
 from jaxcost.contracts.errors import RejectedError, reject
@@ -63,45 +63,64 @@ def _parameters(architecture: Architecture) -> tuple[dict[str, Any], str | None]
 
 
 @click.command("show")
-@click.argument("model")
-@click.option("--formula", is_flag=True, help="The ledgers as symbolic formulas.")
+@click.argument("model", required=False)
+@click.option("--formula", is_flag=True, help="The ledgers as formulas: in each phase, or with --phase of one case.")
+@click.option("--ledger", "ledgers", multiple=True, metavar="NAME", help="Formulas of this ledger; may be repeated.")
+@click.option("--scope", metavar="SCOPE", help="Formulas of the rows at and below this scope, such as group0/attn.")
+@click.option("--rows", is_flag=True, help="Formulas of every row, not only of the totals.")
+@case_options
 @output_options()
-def show(model: str, formula: bool, as_json: bool, quiet: bool) -> None:
-    """A manifest in full, its source and digest.
+def show(
+    model: str | None,
+    formula: bool,
+    ledgers: tuple[str, ...],
+    scope: str | None,
+    rows: bool,
+    as_json: bool,
+    quiet: bool,
+    **parameters: Any,
+) -> int:
+    """A manifest in full, its source and digest; with --formula its ledgers as formulas of its fields.
 
     MODEL is a catalogue name, its Hugging Face id, a manifest (.toml, .json), a config.json or a folder that holds one.
+    With --formula and the options of a case each formula stands beside the number that `estimate` gives; exit code 1
+    where one does not give that number.
 
     \b
     Examples:
         jaxcost show gpt2
         jaxcost show qwen2.5-0.5b --formula
+        jaxcost show llama-3.1-8b --formula --phase training --batch 16 --seq 4096 --mesh fsdp=8
+        jaxcost show gemma-2-2b --formula --phase prefill --seq 8192 --ledger flops --scope group0/attn
     """
-    manifest = load(model)
-    body = _show_body(manifest)
-    if formula:
-        body["formulas"] = _formulas(manifest.architecture)
+    from jaxcost.cli.formula import check_choice, formulas_of_case, model_formulas
+
+    options = given(parameters) or parameters["case_file"] is not None
+    check_choice(formula, bool(options), {"--ledger": ledgers, "--scope": scope, "--rows": rows})
+    case = None
+    if options:
+        chosen = choose(model, parameters)
+        manifest, case = chosen.manifest, chosen.case
+    else:
+        if model is None:
+            raise reject("MODEL", None, "no model is named", "give a MODEL (see `jaxcost models`)")
+        manifest = load(model)
+    body, agree = _show_body(manifest), True
+    if formula and case is None:
+        body["formulas"], body["formula"] = model_formulas(manifest.architecture, ledgers)
+    elif case is not None:
+        body["formula"], agree = formulas_of_case(case, ledgers, scope, rows)
     if as_json:
         print_json(document("jaxcost.show.v1", **body))
+    elif not quiet and formula:
+        from jaxcost.report.formulas import show_formulas
+
+        show_formulas(body)
     elif not quiet:
         from jaxcost.report.tables import show_manifest
 
         show_manifest(body)
-
-
-def _formulas(architecture: Architecture) -> dict[str, dict[str, str]]:
-    """The ledgers of the three phases as text, by phase and path; what is zero in a phase is left out."""
-    from jaxcost.contracts.case import decode, prefill, training
-    from jaxcost.prediction.symbols import formulas
-
-    cases = {
-        "training": training(architecture, seq=1),
-        "prefill": prefill(architecture, seq=1),
-        "decode": decode(architecture, past=0),
-    }
-    return {
-        phase: {path: str(value) for path, value in formulas(case).items() if value != 0}
-        for phase, case in cases.items()
-    }
+    return int(not agree)
 
 
 def _show_body(manifest: Manifest) -> dict[str, Any]:

@@ -217,6 +217,18 @@ class Form:
         scaled = (dict(zip(names, at, strict=True)) for at in product(range(bottom), repeat=len(names)))
         return all((self.value(at) * bottom) % bottom == 0 for at in scaled)
 
+    def sign_alone(self) -> Form:
+        """Return a simpler form of the same sign, all sizes being positive and what divides by ranks above one."""
+        if self.is_zero:
+            return self
+        shared, rest = _shared(self)
+        peers = _peers(rest)
+        if peers is not None and all(
+            not isinstance(a, Call) or a.name == "less one" for m in peers[0].terms for a, _ in m
+        ):
+            rest = peers[1]
+        return Form.of(-1) * rest if next(iter(shared.terms.values())) < 0 else rest
+
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def text(self, pretty: bool = False) -> str:
@@ -271,8 +283,8 @@ class _Writer:
             return self.term(*next(iter(form.terms.items())))
         peers = _peers(rest)
         if peers is not None:
-            atom, rest = peers
-            shared = shared * Form({((Call("less one", (Form.of(atom),)), 1), (atom, -1)): 1})
+            bracket, rest = peers
+            shared = shared * bracket
         inner = self.split(rest) if len(rest.terms) > 1 else ""
         if not inner:
             return self.term(*next(iter((shared * rest).terms.items())))
@@ -330,6 +342,8 @@ class _Writer:
         arguments = [self.sum(argument) for argument in atom.arguments]
         if atom.name == "quotient":
             return f"({arguments[0]})/({arguments[1]})"
+        if atom.name == "bracket":
+            return f"({arguments[0]})"
         if atom.name == "less one":
             return f"({arguments[0]} {self.minus} 1)"
         if self.pretty and atom.name in BRACKETS:
@@ -337,22 +351,32 @@ class _Writer:
         return f"{atom.name if self.pretty else SYMPY_NAMES[atom.name]}({', '.join(arguments)})"
 
 
-def _peers(form: Form) -> tuple[Atom, Form] | None:
-    """Return (x, f) where the form is (x - 1) / x times f, for a size x that it is divided by once."""
-    divisors = {atom: None for mono in form.terms for atom, power in mono if power == -1 and isinstance(atom, str)}
-    for atom in divisors:
-        whole: dict[Monomial, Number] = {}
-        split: dict[Monomial, Number] = {}
+def _peers(form: Form) -> tuple[Form, Form] | None:
+    """Return (a + b x, f) or (a + b / x, f) where the form is their product, for a size x and numbers a and b.
+
+    So what is partly replicated over x ranks and partly split shows one bracket for all arrays.
+    """
+    once = {(atom, power): None for mono in form.terms for atom, power in mono if abs(power) == 1}
+    for atom, sign in sorted(once, key=lambda item: item[1]):  # divisors first
+        if not isinstance(atom, str):
+            continue
+        without: dict[Monomial, Number] = {}
+        within: dict[Monomial, Number] = {}
         for mono, value in form.terms.items():
-            powers = dict(mono)
-            power = powers.pop(atom, 0)
-            rest = tuple(item for item in mono if item[0] != atom)
-            if power not in (0, -1):
+            power = dict(mono).get(atom, 0)
+            if power not in (0, sign):
                 break
-            (whole if power == 0 else split)[rest] = value if power == 0 else -value
+            (within if power else without)[tuple(item for item in mono if item[0] != atom)] = value
         else:
-            if whole and whole == split:
-                return atom, Form(whole)
+            ratios = {Fraction(within.get(mono, 0)) / value for mono, value in without.items()}
+            if without.keys() != within.keys() or len(ratios) != 1:
+                continue
+            ratio, size = ratios.pop(), Form({((atom, sign),): 1})
+            if ratio == -1 and sign == -1:
+                return Form({((Call("less one", (Form.of(atom),)), 1), (atom, -1)): 1}), Form(without)
+            if len(without) > 1:
+                parts = Form.of(ratio.denominator) + Form.of(ratio.numerator) * size
+                return Form.of(Call("bracket", (parts,))), Form(without) / Form.of(ratio.denominator)
     return None
 
 

@@ -274,6 +274,7 @@ def _first_floor(form: Form) -> Form:
 
 def _relation(difference: Form, relation: str) -> str:
     """Return `a < b` for a difference a - b compared with zero."""
+    difference = difference.sign_alone()
     left = Form({mono: value for mono, value in difference.terms.items() if value > 0})
     right = Form({mono: -value for mono, value in difference.terms.items() if value < 0})
     sign = {"!=": "≠", "<=": "≤", ">=": "≥"}

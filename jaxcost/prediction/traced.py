@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from jaxcost.prediction.forms import Call, Form
@@ -224,8 +225,13 @@ def _remainder(a: Any, b: Any) -> Any:
 
 def _is_whole(form: Form) -> None:
     found = _DECISIONS.get()
-    if found is not None and not form.is_integral():
+    if found is not None and not _integral(form):
         found.whole[form] = None
+
+
+@lru_cache(maxsize=4096)
+def _integral(form: Form) -> bool:
+    return form.is_integral()
 
 
 def _floor(form: Form) -> Form:
