@@ -35,6 +35,7 @@ COMMANDS = {
     "measure": ("jaxcost.cli.measure", "Run a step on the devices present."),
     "papers": ("jaxcost.cli.papers", "Published accounting contracts, their tables reproduced, and when they compare."),
     "reconcile": ("jaxcost.cli.reconcile", "A checkpoint's headers against the manifest."),
+    "hardware": ("jaxcost.cli.hardware", "The devices that rooflines and plans know."),
     "targets": ("jaxcost.cli.targets", "What can be compiled for, here."),
 }
 INTERRUPTED, BROKEN_PIPE = 130, 141

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from jaxcost.cli.options import WHOLE, case_options, choose, output_options
 from jaxcost.cli.output import check_writable, document, print_json, write_file
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import reject
+
+if TYPE_CHECKING:
+    from jaxcost.planning.machine import Machine
 
 
 class _Real(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -44,6 +47,7 @@ REAL = _Real()
     "--overlap", metavar="F|AXIS=F,...",
     help="Share of communication that hides behind arithmetic, for all axes or each.",
 )  # fmt: skip
+@click.option("--batches", metavar="N,...", help="Also the regime at each of these batches, all else as it is.")
 @click.option("--measured", type=REAL, metavar="S", help="A measured step time, to be held against the bounds.")
 @click.option("--target", metavar="T", help="Compile for this TPU target and show the compiler's own estimate.")
 @click.option(
@@ -84,9 +88,12 @@ def roofline(model: str | None, rows: bool, html: Path | None, as_json: bool, qu
         between_gb_per_s=parameters["between_gbs"], startup_seconds=parameters["startup"],
     )  # fmt: skip
     found = step_time(program(case), runs_on, _overlap(parameters["overlap"]))
+    batches = [WHOLE.convert(part.strip(), None, None) for part in (parameters["batches"] or "").split(",")]
+    regimes = _regimes(case, runs_on, batches) if parameters["batches"] is not None else []
     measured = None if parameters["measured"] is None else found.measured(parameters["measured"])
     data = document(
-        "jaxcost.roofline.v1", case={**case.to_data(), "digest": case.digest}, **found.to_data(), measured=measured,
+        "jaxcost.roofline.v1", case={**case.to_data(), "digest": case.digest}, **found.to_data(),
+        regimes=regimes, measured=measured,
         compiler=_compiler(case, parameters["target"], parameters["replay"], quiet),
         assumptions=list(assumptions(case)),
     )  # fmt: skip
@@ -101,6 +108,12 @@ def roofline(model: str | None, rows: bool, html: Path | None, as_json: bool, qu
 
         show_roofline(data, rows=rows)
     return 1 if measured is not None and measured["status"] == "inconsistent" else 0
+
+
+def _regimes(case: Case, runs_on: Machine, batches: Sequence[Any]) -> list[dict[str, Any]]:
+    from jaxcost.planning.regimes import regimes
+
+    return [item.to_data() for item in regimes(case, runs_on, batches)]
 
 
 def _overlap(text: str | None) -> Mapping[str, Any] | Any | None:

@@ -295,6 +295,12 @@ class Device(Record):
         """Return the ridge point against device memory: the peak over the bandwidth, in FLOPs a byte."""
         return self.peak(dtype, path).per_second / self.bandwidth()
 
+    @property
+    def ridge_bf16(self) -> float | None:
+        """The BF16 ridge against device memory, None where the peak or the memory is not recorded."""
+        known = any((row.dtype, row.path) == ("bf16", "matrix") for row in self.peaks) and self.memory is not None
+        return float(self.ridge("bf16")) if known else None
+
     def link(self, reach: str) -> Link | None:
         """Return the first verified link of a reach, None where none is recorded."""
         return next((link for link in self.links if link.reach == reach and not link.unverified), None)

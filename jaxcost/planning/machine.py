@@ -28,6 +28,7 @@ class Wire:
     reach: str
     bytes_per_second: Fraction | None
     source: str
+    topology: str = "unknown"
     dimensions: int = 0
 
     def seconds(self, size: Number, axes_beside: int = 0) -> Fraction | None:
@@ -49,6 +50,8 @@ class Wire:
         return {
             "name": self.name,
             "reach": self.reach,
+            "topology": self.topology,
+            "dimensions": self.dimensions,
             "bytes_per_second": None if rate is None else float(rate),
             "direction": "one direction, one JAX device",
             "source": self.source,
@@ -191,13 +194,15 @@ def _per_node(
 
 def _wire(found: Device, reaches: tuple[str, ...], declared: Number | None, chips: Fraction, reach: str) -> Wire:
     if declared is not None:
-        return Wire("declared", reach, positive(declared, f"{reach}_gb_per_s") * 10**9, "declared by the caller")
+        return Wire(
+            "declared", reach, positive(declared, f"{reach}_gb_per_s") * 10**9, "declared by the caller", "declared"
+        )
     for name in reaches:
         link = found.link(name)
         if link is not None:
             rate, source = one_direction(link, found)
             dimensions = link.dimensions or 0
-            return Wire(link.name, reach, rate * chips, source, dimensions)
+            return Wire(link.name, reach, rate * chips, source, link.topology, dimensions)
     reason = found.missing.get("links") or found.missing.get(f"links.{reach}") or "no figure of this path is recorded"
     return Wire("unknown", reach, None, f"{reason}; declare one")
 

@@ -27,7 +27,7 @@ BOUNDARY = "device memory"
 OMITTED = (
     "elementwise ops, norms, softmax arithmetic, embedding lookup and loss",
     "launches, dependencies between ops, reloaded tiles, ineffective instructions",
-    "writing and reading gathered weights and communication buffers",
+    "casts of parameters to the compute type, gathered weights and communication buffers on their way through memory",
 )
 # Stages of one attention kernel, which stand as one point unless attention is materialised.
 _KERNEL = ("scores", "softmax", "values", "mask", "softcap")

@@ -18,11 +18,14 @@ from jaxcost.report.rooflines import (
     IDEALISATIONS,
     NEITHER,
     POINT_COLUMNS,
+    REGIME_COLUMNS,
     compiler_line,
     conflict_lines,
+    crossing_line,
     intensity_text,
     measured_lines,
     rate_text,
+    regime_rows,
     ridge_lines,
     seconds_text,
     verdict,
@@ -58,6 +61,7 @@ def roofline_page(data: Mapping[str, Any]) -> str:
         _points("scopes", data["scopes"], numbered=False),
         _points("ops, longest first", ops, numbered=True),
         _collectives(data),
+        _regimes(data),
     ]
     if data["measured"]:
         parts.append("<h2>measured</h2>" + _list(measured_lines(data["measured"])))
@@ -259,6 +263,14 @@ def _points(heading: str, points: Sequence[Mapping[str, Any]], numbered: bool) -
         rows.append((str(index), *row) if numbered else row)
     names = ("", *header) if numbered else header
     return f"<h2>{heading}</h2>" + _table(names, rows, numbers=tuple(range(len(names) - 9, len(names) - 1)))
+
+
+def _regimes(data: Mapping[str, Any]) -> str:
+    if not data["regimes"]:
+        return ""
+    table = _table(REGIME_COLUMNS, regime_rows(data), numbers=(1, 2, 3, 4, 5, 8, 9, 10))
+    told = f"Intensities in FLOP/byte of device memory; {crossing_line(data)}."
+    return f"<h2>regimes by batch</h2>{table}<p>{escape(told)}</p>"
 
 
 def _collectives(data: Mapping[str, Any]) -> str:

@@ -18,6 +18,10 @@ IDEALISATIONS = {
 NEITHER = "Idealisations, not promises: none of them bounds a real program from above."
 _PREFIXES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _OPS_SHOWN = 12
+REGIME_COLUMNS = (
+    "phase", "batch", "visible", "weights alone", "projections", "attention", "projections bound by",
+    "attention bound by", "step", "time", "tokens/s",
+)  # fmt: skip
 POINT_COLUMNS = (
     "FLOPs", "bytes", "FLOP/byte", "ceiling", "a: arithmetic", "b: traffic", "max(a, b)", "a + b", "bound by"
 )  # fmt: skip
@@ -71,6 +75,12 @@ def show_roofline(data: Mapping[str, Any], rows: bool = False) -> None:
     ops = sorted(data["ops"], key=lambda op: -op["overlapped_seconds"])
     _show_points(out, "op", ops, len(ops) if rows else _OPS_SHOWN)
     _show_collectives(out, data, rows)
+    if data["regimes"]:
+        made = table(*REGIME_COLUMNS, right=REGIME_COLUMNS[1:6] + REGIME_COLUMNS[8:])
+        for cells in regime_rows(data):
+            made.add_row(*cells)
+        out.print(made)
+        line(out, crossing_line(data))
     if data["measured"]:
         for text in measured_lines(data["measured"]):
             line(out, text)
@@ -116,6 +126,30 @@ def ridge_lines(data: Mapping[str, Any]) -> list[str]:
         step = intensity_text(flops / size if size else None)
         found.append(f"ridge against {name}: {ridge:,.4g} FLOP/byte at {rate / 1e9:,.5g} GB/s; the step has {step}")
     return found
+
+
+def regime_rows(data: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the cells of one line for each regime, by `REGIME_COLUMNS`."""
+    return [
+        (
+            item["phase"], exact(item["batch"]), exact(item["visible_tokens"]),
+            *(intensity_text(item[f"{name}_intensity"]) for name in ("weight_only", "projections", "attention")),
+            item["projections_bound"], item["attention_bound"], intensity_text(item["step_intensity"]),
+            seconds_text(item["overlapped_seconds"]), f"{item['tokens_per_second']:,.4g}",
+        )
+        for item in data["regimes"]
+    ]  # fmt: skip
+
+
+def crossing_line(data: Mapping[str, Any]) -> str:
+    """Return at which of the batches products with weights leave the memory bound, and that attention may not."""
+    ridge = f"the ridge of {data['ridge_points']['device memory']:,.4g} FLOP/byte"
+    crossed = [item["batch"] for item in data["regimes"] if item["projections_bound"] != "memory"]
+    if not crossed:
+        return f"at none of these batches do the products with weights cross {ridge}"
+    held = [i["batch"] for i in data["regimes"] if i["projections_bound"] != "memory" and i["step_bound"] == "memory"]
+    still = "; attention keeps the step bound by memory there" if held else ""
+    return f"from batch {min(crossed):,} on the products with weights cross {ridge}{still}"
 
 
 def measured_lines(found: Mapping[str, Any]) -> list[str]:

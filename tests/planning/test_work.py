@@ -7,6 +7,8 @@ from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 import jaxcost
 from jaxcost.contracts.errors import RejectedError
@@ -131,3 +133,22 @@ def test_every_problem_is_named_together() -> None:
     assert {problem.path for problem in caught.value.problems} == {
         "extents.m", "extents.n", "extents", "dtypes", "bias"
     }  # fmt: skip
+
+
+@given(st.data())
+def test_the_count_is_that_of_a_walk_over_all_points(data: st.DataObject) -> None:
+    """An independent witness: one multiply-add for every assignment of the distinct axes, elements by hand."""
+    axes = {name: data.draw(st.integers(1, 4), label=name) for name in "abcd"}
+    kinds = {name: data.draw(st.sampled_from(("batch", "contracted", "left", "right", "absent")), label=f"{name} is")
+             for name in axes}  # fmt: skip
+    left = [n for n, kind in kinds.items() if kind in ("batch", "contracted", "left")]
+    right = [n for n, kind in kinds.items() if kind in ("batch", "contracted", "right")]
+    out = [n for n, kind in kinds.items() if kind in ("batch", "left", "right")]
+    assume(left and right)
+    used = {name: axes[name] for name in axes if kinds[name] != "absent"}
+    found = work(f"{' '.join(left)}, {' '.join(right)} -> {' '.join(out)}", used, ("bf16", "fp32", "int8"))
+    points = sum(1 for _ in product(*(range(size) for size in used.values())))
+    contracted = any(kind == "contracted" for kind in kinds.values())
+    assert found.flops == (2 if contracted else 1) * points
+    cells = [sum(1 for _ in product(*(range(axes[name]) for name in names))) for names in (left, right, out)]
+    assert found.bytes == 2 * cells[0] + 4 * cells[1] + cells[2]
