@@ -23,7 +23,18 @@ from jaxcost.observation.observed import Observed
 from jaxcost.prediction.ledgers import Prediction, predict
 from jaxcost.prediction.rows import plain
 from jaxcost.reconciliation.rows import Interval, Report, Row
-from jaxcost.verify.arrays import Pair, Seen, inside, matched, pairs, place, product, same_extents
+from jaxcost.verify.arrays import (
+    Pair,
+    Seen,
+    inside,
+    matched,
+    operands,
+    pairs,
+    parsed,
+    place,
+    product,
+    same_extents,
+)
 
 QUESTIONS = {
     "shapes": "which arrays, with which axes",
@@ -244,8 +255,7 @@ class _Walk:
                 yield _of_row(other)
 
     def residual(self) -> Iterator[Entry]:
-        """Give the compiled form, the row, its explanations with what they rest on, and what is left."""
-        yield from self._compiled()
+        """Give the residual, its explanations with what they rest on, and what is left; then the compiled form."""
         row = self.row
         if row.forced_open:
             yield _entry("what no number shows", None, None, "", row.reason, agrees=False)
@@ -256,15 +266,25 @@ class _Walk:
         if row.explanations and left is not None and not isinstance(row.prediction, Interval):
             left -= row.explained
             yield _entry("left after the explanations", 0, left, row.unit)
+        yield from self._compiled()
+
+    def _declared_types(self, scope: str, phase: str) -> set[str]:
+        """Return the element types of the operands of the products declared in a scope and phase."""
+        rows = self.prediction.ledgers["flops"].rows
+        own = (item for item in rows if inside(item.scope, scope) and item.phase == phase)
+        return {array.dtype for item in own for array in operands(self.prediction, item)}
 
     def _compiled(self) -> Iterator[Entry]:
         """Name the instructions behind a row of the compiled program: their layouts and element types."""
-        if self.counter == "matmul_flops":
-            for item in self._section("hlo").get("contractions") or ():
-                if self._here(item["scope"], item["phase"]):
-                    text = f"{item['lhs']} x {item['rhs']} -> {item['out']}"
-                    note = f"{item['executions']} times, {item['scope']} {item['phase']}"
-                    yield _entry(item["name"], None, text, "", note)
+        for item in (self._section("hlo").get("contractions") or ()) if self.counter == "matmul_flops" else ():
+            if self._here(item["scope"], item["phase"]):
+                found = [parsed(item[side]) for side in ("lhs", "rhs")]
+                types = {array.dtype for array in found if array is not None}
+                declared = self._declared_types(item["scope"], item["phase"])
+                text = f"{item['lhs']} x {item['rhs']} -> {item['out']}"
+                note = f"{item['executions']} times, {item['scope'] or 'no scope'}, {item['phase']}"
+                agrees = types <= declared if declared else None
+                yield _entry(item["name"], " or ".join(sorted(declared)) or None, text, "", note, agrees)
         for item in self._section("compiler").get("memory_analysis", {}).values() if self.row.verdict else ():
             if self.row.observation == item["value"] and item["verdict"] in self.row.verdict:
                 yield _entry(item["meaning"], None, item["value"], self.row.unit, item["verdict"])
@@ -297,17 +317,16 @@ def _conclusion(row: Row, steps: Sequence[Mapping[str, Any]], first: Mapping[str
     worst = next(item for item in first["rows"] if item["agrees"] is False)
     sides = f"{_said(worst['predicted'])} predicted, {_said(worst['observed'])} observed"
     sides = sides if worst["observed"] is not None else worst["note"]
-    ending = ""
+    own = next((step for step in steps if any(item["what"] == row.key and item["agrees"] is False
+                                              for item in step["rows"])), first)  # fmt: skip
+    elsewhere = "" if own is first else f", which comes in at step {own['number']}, {own['step']},"
+    residual = f"The row's residual of {row.residual:,} {row.unit}{elsewhere}" if row.residual else ""
+    endings = {"explained": f"{residual} is explained in full", "open": f"{residual} stays open"}
+    ending = endings.get(row.status, "") if residual else f"The row itself is {row.status}"
     if row.forced_open:
-        ending = f". The row is open: {row.reason}"
-    elif row.residual:
-        ending = {
-            "explained": f". The row's residual of {row.residual:,} {row.unit} is explained in full",
-            "open": f". The row's residual of {row.residual:,} {row.unit} stays open",
-        }.get(row.status, f". The row is {row.status}")
-    elif row.status in ("exact", "explained", "bounded"):
-        ending = f". The row itself is {row.status}"
-    return f"the first step that disagrees is {first['number']}, {first['step']}: {worst['what']}, {sides}{ending}"
+        ending = f"The row is open: {row.reason}"
+    head = f"the first step that disagrees is {first['number']}, {first['step']}: {worst['what']}, {sides}"
+    return f"{head}. {ending or f'The row is {row.status}'}"
 
 
 def _said(value: Any) -> str:

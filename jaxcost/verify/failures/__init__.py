@@ -25,6 +25,7 @@ from jaxcost.verify.failures import (
     state,
     traffic,
     worksheet_memory,
+    worksheet_rates,
 )
 from jaxcost.verify.failures.common import SECTIONS, Failure, FailureResult, NotReached
 
@@ -36,8 +37,8 @@ def failures() -> tuple[Failure | NotReached, ...]:
     """Return every row, section by section in the order of the documents."""
     found: list[Failure | NotReached] = []
     for table in (
-        manifest, parameters, state, activations, flops, ownership, traffic, closure, sensitivity, reasoning, papers,
-        worksheet_memory, caveats,
+        manifest, parameters, state, activations, flops, ownership, traffic, closure, sensitivity, papers, reasoning,
+        worksheet_memory, worksheet_rates, caveats,
     ):  # fmt: skip
         found += table.failures()
     return tuple(sorted(found, key=lambda row: _place(row.id)))
