@@ -6,6 +6,7 @@ downtime and a downtime factor beside it are refused there.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from jaxcost.planning.run.sheet import Unknown, figure
@@ -69,7 +70,9 @@ def main_run_flops_per_s(
     if productive_fraction is None:
         return Unknown("downtime is charged apart from the reserve, and the productive fraction is unknown")
     left = found.after("reserve", reserve)
-    return left.after("checkpoints", 1 - productive_fraction, covers=("failures", "restart", "replay")).per_second
+    return left.after(
+        "checkpoints", 1 - Fraction(productive_fraction), covers=("failures", "restart", "replay")
+    ).per_second
 
 
 @figure("budget", "FLOPs", scope="main run", convention="useful model FLOPs; " + FMA)

@@ -6,6 +6,7 @@ states a range nothing can be ranked: the answer says so, and lists how far the 
 
 from __future__ import annotations
 
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -73,11 +74,15 @@ def _finish(plan: RunPlan, path: str, value: Any, finish: str) -> Any:
 
 
 def _with(inputs: RunInputs, path: str, value: Any) -> RunInputs:
-    number = str(value) if not isinstance(value, Fraction) else format(float(value), ".12g")
+    """Return the inputs with the value of one assumption replaced, and its range taken away."""
+    number = Decimal(str(value)) if not isinstance(value, Fraction) else Decimal(format(float(value), ".12g"))
     head, _, name = path.rpartition(".")
-    changed = Assumed.from_data({"value": number}, path)
     if not head:
-        return inputs.replaced(**{name: changed})
-    label = head.removeprefix("stages.")
-    stages = tuple(stage.replaced(**{name: changed}) if stage.name == label else stage for stage in inputs.stages)
+        return inputs.replaced(**{name: getattr(inputs, name).replaced(value=number, low=None, high=None)})
+    stages = tuple(
+        stage.replaced(**{name: getattr(stage, name).replaced(value=number, low=None, high=None)})
+        if stage.name == head.removeprefix("stages.")
+        else stage
+        for stage in inputs.stages
+    )
     return inputs.replaced(stages=stages)
