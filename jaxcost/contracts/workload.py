@@ -87,9 +87,9 @@ class Workload(Record):
     @property
     def logits_rows_per_sequence(self) -> int:
         """Rows projected onto the vocabulary, per sequence."""
-        if self.logits == "all":
-            return self.new_tokens
-        return 1 if self.logits == "final" else int(self.logits)
+        if isinstance(self.logits, int):
+            return self.logits
+        return self.new_tokens if self.logits == "all" else 1
 
     def block_for(self, rows: int) -> int:
         """Rows per block of the blockwise schedule: the largest divisor of `rows` not above `attention_block`."""
