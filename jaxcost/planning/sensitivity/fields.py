@@ -288,7 +288,7 @@ def _unsupported(name: str, value: Any, case: Case | None = None) -> RejectedErr
 def paths(case: Case) -> Iterator[str]:
     """Yield the record path of every leaf of a case that can be varied."""
     for path in leaves(case):
-        if path != "workload.phase":
+        if path != "workload.phase" and not path.endswith(".name"):
             yield path
 
 
@@ -396,10 +396,11 @@ def described(case: Case | None = None) -> list[dict[str, Any]]:
         entries.append(entry)
     if case is not None:
         known = {path for entry in entries for path in (item.replace(".N.", ".0.") for item in entry["owns"])}
+        values = leaves(case)
         entries += [
-            {"field": path, "owns": [path], "what": "", "value": shown_value(value)}
-            for path, value in leaves(case).items()
-            if path not in known and path != "workload.phase"
+            {"field": path, "owns": [path], "what": "", "value": shown_value(values[path])}
+            for path in paths(case)
+            if path not in known
         ]
     return entries
 
