@@ -35,7 +35,6 @@ COLOURS = {
     "passed": "green",
     "caught": "green",
     "missed": "bold red",
-    "not reached": "yellow",
 }
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from jaxcost.contracts.architecture import LayerGroup
 from jaxcost.contracts.case import Case
+from jaxcost.planning.optimizer_work import Matrix, least_critical_flops, orthogonalisation_flops, own
 from jaxcost.prediction import ledgers
 from jaxcost.verify import recount
-from jaxcost.verify.failures.common import Failure, against, shifted, with_totals
+from jaxcost.verify.failures.common import Failure, against, judged, shifted, with_totals
 from jaxcost.verify.failures.flops import rescaled
+from jaxcost.verify.failures.guards import Guard
 from jaxcost.verify.failures.subjects import prefill, toy, train
 from jaxcost.verify.holding import variant
 from jaxcost.verify.strategies import altered
@@ -53,6 +55,20 @@ def _uniform_window(case: Case) -> Any:
         return right
     least = min(window for window in windows[0] if window)
     return with_totals(right, "kv_cache", minimum_bytes=totals["bytes"] * least // case.workload.visible_tokens)
+
+
+def _owned(by: Literal["cost", "size"]) -> str:
+    """Whether two ranks that own four matrices of equal size wait for no more work than they must."""
+    found = (Matrix("square", 4096, 4096, 1), Matrix("flat", 1024, 16384, 3))
+
+    def cost(item: Matrix) -> int:
+        return orthogonalisation_flops(item.rows, item.columns)
+
+    return "even" if own(found, 2, cost, by).critical_flops == least_critical_flops(found, 2, cost) else "uneven"
+
+
+def _by_size(_: Any) -> Any:
+    return lambda rows, columns, products=(): {"all": rows * columns}
 
 
 def failures() -> list[Failure]:
@@ -113,5 +129,16 @@ def failures() -> list[Failure]:
             "accumulation_changes_no_total",
             lambda: train(batch=4, accumulate=2),
             shifted("flops", "forward", lambda case, n: n * case.workload.accumulate),
+        ),
+        judged(
+            "caveat/47",
+            "ranks that own as many scalars are said to have as much work in a matrix-wise optimizer",
+            "a square matrix takes four times the work of a flat one of its size",
+            "the critical rank against the least that whole matrices allow",
+            sound=lambda: _owned("cost"),
+            faulty=lambda: _owned("size"),
+            passes="even",
+            wanted="uneven",
+            guard=Guard("jaxcost.planning.optimizer_work:iteration_flops", _by_size),
         ),
     ]

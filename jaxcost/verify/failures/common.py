@@ -59,7 +59,7 @@ CLOSURE = {
 
 @dataclass(frozen=True)
 class FailureResult:
-    """What came of one row: `caught`, `missed` with the reason, or `not reached` with the reason.
+    """What came of one row: `caught`, or `missed` with the reason.
 
     `outcome` is what the check answered to the fault: rejected, open, unmeasured, broken, or a word of the product.
     """
@@ -117,27 +117,6 @@ class Failure:
 
     def _answered(self, status: str, outcome: str, reason: str = "") -> FailureResult:
         return FailureResult(self.id, self.fault, self.symptom, self.check, status, reason, outcome, self.guard.target)
-
-
-@dataclass(frozen=True)
-class NotReached:
-    """A row about components that do not exist yet."""
-
-    id: str
-    fault: str
-    symptom: str
-    reason: str
-    guard: Guard | None = None
-    check: str = "none"
-
-    def result(self) -> FailureResult:
-        """Say why nothing is executed."""
-        return FailureResult(self.id, self.fault, self.symptom, self.check, "not reached", self.reason)
-
-
-def not_reached(row: str, fault: str, symptom: str, reason: str) -> NotReached:
-    """Return a row about components that do not exist yet."""
-    return NotReached(row, fault, symptom, reason)
 
 
 def judged(
