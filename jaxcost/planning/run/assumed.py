@@ -112,7 +112,7 @@ class Assumed(Record):
         """Yield what the value and its range break of a field's rules."""
         for name, number in (("", self.value), (".low", self.low), (".high", self.high)):
             found = spec.problem(path + name, number) if number is not None else None
-            if found is not None:
+            if found:
                 yield found
 
 

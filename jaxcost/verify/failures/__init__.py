@@ -25,6 +25,7 @@ from jaxcost.verify.failures import (
     state,
     traffic,
     worksheet_memory,
+    worksheet_plan,
     worksheet_rates,
 )
 from jaxcost.verify.failures.common import SECTIONS, Failure, FailureResult
@@ -38,7 +39,7 @@ def failures() -> tuple[Failure, ...]:
     found: list[Failure] = []
     for table in (
         manifest, parameters, state, activations, flops, ownership, traffic, closure, sensitivity, papers, reasoning,
-        worksheet_memory, worksheet_rates, caveats,
+        worksheet_memory, worksheet_plan, worksheet_rates, caveats,
     ):  # fmt: skip
         found += table.failures()
     return tuple(sorted(found, key=lambda row: _place(row.id)))
