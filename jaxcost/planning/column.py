@@ -16,8 +16,8 @@ from typing import Any
 from jaxcost.contracts.case import Case
 from jaxcost.observation.observed import Observed
 from jaxcost.observation.targets import Target
-from jaxcost.planning.expected import predicted_onset, predicted_peak
-from jaxcost.planning.limits import interval_within, limit_bytes, within
+from jaxcost.planning.expected import predicted_onset, predicted_peak, predicted_reasons, stated
+from jaxcost.planning.limits import NO_LIMIT, interval_within, limit_bytes, within
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.reconciliation.report import reconcile
 from jaxcost.reconciliation.rows import Row
@@ -25,7 +25,6 @@ from jaxcost.report.numbers import about
 
 COMPARED = ("argument_bytes", "live_peak_bytes", "required_bytes", "matmul_flops")
 NOT_COMPILED = "the spec was not compiled in this run"
-NO_LIMIT = "the target states no memory limit"
 BUFFERS_SHOWN = 16
 # What a worker says when the program, not this package, was too much for it.
 EXHAUSTED = ("timed_out", "memory_exceeded", "crashed")
@@ -127,7 +126,7 @@ class Column:
         totals = self.prediction.ledgers["device"].totals
         flops = self.prediction.ledgers["flops"].totals
         saved = self.prediction.ledgers["activations"].totals.get("saved_bytes_per_device")
-        return {
+        found = {
             "evidence": "analytical",
             "argument_bytes": totals["argument_bytes"],
             "peak_bytes": {
@@ -143,6 +142,11 @@ class Column:
             "fits": {fraction: self.predicted_fits(fraction) for fraction in self.fractions},
             "rematerialises": predicted_onset(self.prediction, self.target, self.peak),
         }
+        return stated(found, predicted_reasons(self.peak, self.target) | {"collectives_reason": self._not_counted})
+
+    @property
+    def _not_counted(self) -> str:
+        return self.prediction.ledgers["collectives"].reasons.get("payload_bytes", "")
 
     def compiled(self) -> dict[str, Any] | None:
         """Return the second witness; None where there is no compiled program."""
@@ -150,7 +154,7 @@ class Column:
             return None
         memory, hlo, environment = self.memory, self.seen.data["hlo"] or {}, self.seen.data["environment"]
         required, limit = memory["required_bytes"], self.target.device_memory_bytes
-        return {
+        found = {
             "evidence": self.seen.data["evidence_class"],
             "argument_bytes": memory["argument_bytes"],
             "live_peak_bytes": memory["live_peak_bytes"],
@@ -167,11 +171,14 @@ class Column:
             },
             "moments": memory.get("moments"),
             "timeline": memory.get("timeline"),
-            "environment": {
-                name: environment.get(name) for name in ("versions", "flags", "module_digest", "compile_seconds")
-            },
+            "environment": stated(
+                {name: environment.get(name) for name in ("versions", "flags", "module_digest", "compile_seconds")},
+                {"compile_seconds_reason": "read from a record: nothing was compiled in this run"},
+            ),
             **({"reasons": dict(memory["reasons"])} if memory["reasons"] else {}),
         }
+        why = NO_LIMIT if limit is None else str((memory["reasons"] or {}).get("required_bytes", ""))
+        return stated(found, {"headroom_bytes_reason": why})
 
     @property
     def moment(self) -> str:
@@ -259,11 +266,17 @@ class Column:
             "rematerialisation": self.rematerialisation(),
             "rows": [row.to_dict() for row in self.rows],
         }
+        no_memory = self.target.device_memory_bytes is None
+        reasons = {
+            "compiled_reason": self.reason,
+            "error_reason": self.reason if compiled is None else "one of the two sides is not known, or zero",
+            "device_memory_bytes_reason": NO_LIMIT,
+            "limits_reason": NO_LIMIT,
+            "fits_reason": NO_LIMIT if no_memory else self._unknown(compiled),
+        }
         if self.status != "observed":
             data["reason"] = self.reason
-        if None in data["fits"].values():
-            data["fits_reason"] = NO_LIMIT if self.target.device_memory_bytes is None else self._unknown(compiled)
-        return data
+        return stated(data, reasons)
 
     def _unknown(self, compiled: Mapping[str, Any] | None) -> str:
         if compiled is None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from jaxcost.planning.column import Column
 
 COUNTS = ("buffers", "collectives", "flops")
+UNKNOWN = "one of the two columns does not have this number; its own reason stands there"
 _PLACE = re.compile(r"(?:groups\[(\d+)\]|(embed|head|final_norm)\b)(.*)")
 
 
@@ -54,6 +55,10 @@ class Difference:
                 for row in self.rows
             ],
         }  # fmt: skip
+        if None in self.totals.values():
+            data["totals_reason"] = (
+                "what must be allocated is known of compiled programs only" if self.basis == "predicted" else UNKNOWN
+            )
         return data | ({"note": self.note} if self.note else {})
 
 

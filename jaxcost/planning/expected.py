@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxcost.observation.observe import target_for
 from jaxcost.observation.targets import Target
-from jaxcost.planning.limits import FRACTIONS, fill_target, interval_within, limit_bytes
+from jaxcost.planning.limits import FRACTIONS, NO_LIMIT, fill_target, interval_within, limit_bytes
 from jaxcost.prediction.collectives import collectives
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.prediction.peak import Unpredicted, predict_peak
@@ -41,20 +41,49 @@ def predicted_peak(prediction: Prediction, family: str) -> dict[str, Any]:
     return answer
 
 
-def predicted_onset(prediction: Prediction, target: Target, peak: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return whether XLA, left to itself, would recompute: `starts` (None where the interval holds the limit) and why.
+def predicted_onset(prediction: Prediction, target: Target, peak: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether XLA, left to itself, would recompute: `starts` and the `reason`.
 
-    None where the family has no known rule, the target no memory, or the peak no policy.
+    `starts` is None where that is not known: the interval holds the limit, the family has no known rule, the target
+    states no memory, or the peak has no policy.
     """
     memory = target.device_memory_bytes
-    if memory is None or peak["upper"] is None:
-        return None
+    if memory is None:
+        return {"starts": None, "reason": NO_LIMIT}
+    if peak["upper"] is None:
+        return {"starts": None, "reason": f"the peak is not known: {peak['reason']}"}
     totals = prediction.ledgers["device"].totals
     found = onset(
         target.family, memory, arguments=totals["argument_bytes"], results=totals["output_bytes"],
         aliased=donated_bytes(prediction), lower=peak["lower"], upper=peak["upper"],
     )  # fmt: skip
-    return None if found is None else {"starts": found.starts, "reason": found.reason}
+    if found is None:
+        return {"starts": None, "reason": f"no rule is known by which compilers for {target.family} begin to recompute"}
+    return {"starts": found.starts, "reason": found.reason}
+
+
+def predicted_reasons(peak: Mapping[str, Any], target: Target) -> dict[str, str]:
+    """Return why parts of a predicted peak, of its limits or of whether it fits are not known, under `*_reason`."""
+    found: dict[str, str] = {}
+    if target.device_memory_bytes is None:
+        found = dict.fromkeys(("device_memory_bytes_reason", "limits_reason", "fits_reason"), NO_LIMIT)
+    elif "reason" in peak:
+        found["fits_reason"] = peak["reason"]
+    else:
+        found["fits_reason"] = "the limit lies inside the interval of the peak"
+    if peak.get("policy") is None:
+        found |= dict.fromkeys(("by_class_reason", "at_reason", "policy_reason"), peak["reason"])
+    return found
+
+
+def stated(data: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, Any]:
+    """Return a document with the reasons of those of its parts that are null, or hold a null."""
+
+    def unknown(name: str) -> bool:
+        value = data.get(name, "")
+        return value is None or (isinstance(value, Mapping) and None in value.values())
+
+    return {**data, **{name: text for name, text in reasons.items() if text and unknown(name.removesuffix("_reason"))}}
 
 
 def expected_fit(prediction: Prediction, text: str, fractions: Sequence[str] = FRACTIONS) -> dict[str, Any]:
@@ -69,7 +98,7 @@ def expected_fit(prediction: Prediction, text: str, fractions: Sequence[str] = F
     target = target_for(prediction.case, fill_target(text, prediction.case.execution.device_count))
     peak = predicted_peak(prediction, target.family)
     limits = {fraction: limit_bytes(target, fraction) for fraction in fractions}
-    return {
+    found = {
         "target": target.text,
         "device_memory_bytes": target.device_memory_bytes,
         "limits": limits,
@@ -81,6 +110,7 @@ def expected_fit(prediction: Prediction, text: str, fractions: Sequence[str] = F
         "rematerialises": predicted_onset(prediction, target, peak),
         "sends": expected_sends(prediction, target),
     }
+    return stated(found, predicted_reasons(peak, target))
 
 
 def expected_sends(prediction: Prediction, target: Target) -> dict[str, Any]:

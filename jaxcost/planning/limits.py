@@ -29,6 +29,9 @@ def within(size: int | None, limit: int | None) -> bool | None:
     return None if size is None or limit is None else size <= limit
 
 
+NO_LIMIT = "the target states no memory limit"
+
+
 def interval_within(peak: Mapping[str, Any], limit: int | None) -> bool | None:
     """Return whether a predicted peak stays within a limit; None where its interval holds the limit, or is unknown."""
     if limit is None:

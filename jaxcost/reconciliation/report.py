@@ -18,6 +18,8 @@ from jaxcost.reconciliation.rows import Finding, Report, Row
 from jaxcost.reconciliation.storage import device_rows, memory_findings, memory_rows, parameter_rows, state_rows
 from jaxcost.reconciliation.traffic import traffic_rows
 
+NOT_SAID = "read from a record, which keeps no times of the machine that made it"
+
 
 def reconcile(prediction: Prediction, seen: Observed | None = None) -> Report:
     """Compare a prediction with what was seen of the same case; with nothing seen, every row is unmeasured.
@@ -35,8 +37,10 @@ def reconcile(prediction: Prediction, seen: Observed | None = None) -> Report:
             f"the observation is of the case {seen.case_digest[:12]}, the prediction of {prediction.case.digest[:12]}"
         )
         raise reject("observation.case_digest", seen.case_digest, rule, "observe the case that was predicted")
+    known = {name: value for name, value in seen.data["environment"].items() if name != "optimisation_level" or value}
     environment = {
-        **seen.data["environment"],
+        **known,
+        **({"reason": NOT_SAID} if None in known.values() else {}),
         "family": seen.data["target"].get("family", "unknown"),
         "evidence_class": seen.data["evidence_class"],
         "origin": seen.data["origin"],

@@ -64,7 +64,9 @@ class Interval:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; a width is the text of its fraction."""
-        data: dict[str, Any] = {"lower": self.lower, "upper": self.upper, "maximum_ratio": self.maximum_ratio}
+        data: dict[str, Any] = {"lower": self.lower, "upper": self.upper}
+        if self.maximum_ratio is not None:
+            data["maximum_ratio"] = self.maximum_ratio
         if self.expected is not None:
             data["expected"] = self.expected
         if self.maximum_width is not None:
