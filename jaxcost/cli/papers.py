@@ -47,7 +47,13 @@ def papers(
         if options:
             flag = "--" + options[0].removeprefix("case_").replace("_", "-")
             raise reject(flag, None, "a case is chosen for a comparison", "add --compare MODEL, or leave it out")
-        body = contracts_document(chosen, prove=bool(names) or as_json or html is not None)
+        if len(chosen) == 1:
+            body = contracts_document(chosen, prove=True)
+        else:
+            from jaxcost.report.progress import progress
+
+            with progress("reproducing", quiet or as_json) as say:
+                body = contracts_document(chosen, prove=bool(names) or html is not None, progress=say)
     else:
         if parameters["case_phase"] is None and parameters["case_file"] is None:
             parameters["case_phase"] = "training"

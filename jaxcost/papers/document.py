@@ -5,7 +5,7 @@ Exact numbers are integers or, where a fraction does not come out whole, the tex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,12 +18,17 @@ from jaxcost.papers.translate import Step, Translation
 from jaxcost.prediction.rows import plain
 
 
-def contracts_document(contracts: Sequence[Contract], prove: bool) -> dict[str, Any]:
+def contracts_document(
+    contracts: Sequence[Contract], prove: bool, progress: Callable[[str], None] = lambda message: None
+) -> dict[str, Any]:
     """Return contracts with their tables reproduced; `prove` adds each form on symbols.
 
     More than one contract in one document is no comparison: `comparison` says so, with every axis open.
     """
-    found = [reproduce(item, prove) for item in contracts]
+    found = []
+    for index, item in enumerate(contracts):
+        progress(f"[{index}/{len(contracts)}] {item.name}")
+        found.append(reproduce(item, prove))
     statuses = [item.status for item in found if item.status != "unmeasured"]
     status = worst(statuses) if statuses else "unmeasured"
     closed = [{"axis": axis, "reason": "no target manifest"} for axis in AXES]
@@ -45,9 +50,9 @@ def comparison_document(contracts: Sequence[Contract], target: Case, named: bool
         named: the caller named these contracts, so a gate that stays closed for all of their figures is a refusal.
     """
     found = compare_all(contracts, target)
-    opened = any(item.status == "normalized" and len(item.claims) > 1 for item in found)
-    several = any(sum(not claim.open for claim in item.claims) > 1 for item in found)
-    status = "normalized" if opened else "partly_normalized" if several else "not_comparable"
+    wanted = min(2, len(contracts)) if named else 2
+    opened = any(item.status == "normalized" and _sources(item) >= wanted for item in found)
+    status = "normalized" if opened else max((_status(item) for item in found), key=_GATE.index)
     return {
         "status": status,
         "exit_code": int(named and not opened),
@@ -60,6 +65,19 @@ def comparison_document(contracts: Sequence[Contract], target: Case, named: bool
             "kinds": [_kind(item, target) for item in found],
         },
     }
+
+
+_GATE = ("not_comparable", "partly_normalized", "normalized")
+
+
+def _sources(found: Comparison) -> int:
+    return len({item.claim.contract.name for item in found.claims})
+
+
+def _status(found: Comparison) -> str:
+    """Return `partly_normalized` where some claims of a kind give numbers and others are closed."""
+    given = any(not item.open for item in found.claims)
+    return "partly_normalized" if found.status == "not_comparable" and given and not found.open else found.status
 
 
 def summary(contract: Contract) -> dict[str, Any]:
@@ -194,7 +212,7 @@ def _kind(found: Comparison, target: Case) -> dict[str, Any]:
     return {
         "kind": found.kind,
         "unit": KINDS[found.kind],
-        "status": found.status,
+        "status": _status(found),
         "open": _open(found.open),
         "ledger": plain(values[0]) if values else None,
         "rows": per,

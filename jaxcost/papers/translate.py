@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from jaxcost.contracts.case import Case
@@ -77,17 +78,17 @@ class Translation:
     steps: tuple[Step, ...]
     formula: Any
 
-    @property
+    @cached_property
     def residual(self) -> Any:
         """Formula less ledger less differences."""
         return self.formula - self.ledger - sum((step.amount for step in self.steps), 0)
 
-    @property
+    @cached_property
     def closed(self) -> bool:
         """Whether the differences explain everything, exactly (on symbols: by expansion)."""
         return is_zero(self.residual)
 
-    @property
+    @cached_property
     def status(self) -> str:
         """`exact` without differences, `explained` with, `open` where they leave a rest."""
         if not self.closed:
@@ -101,7 +102,8 @@ def is_zero(value: Any) -> bool:
         return value == 0
     import sympy
 
-    return bool(sympy.expand(sympy.together(sympy.sympify(value))) == 0)
+    expanded = sympy.expand(sympy.sympify(value))
+    return bool(expanded == 0) or bool(sympy.expand(sympy.together(expanded)) == 0)
 
 
 def constants(contract: Contract) -> dict[str, Any]:

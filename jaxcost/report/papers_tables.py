@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from jaxcost.report.console import console, table
@@ -58,6 +59,11 @@ def percent_of(ratio: float) -> str:
     return "0" if ratio == 1 else f"{100 * (ratio - 1):+.2f}%"
 
 
+def _add(made: Table, *cells: str | Text) -> None:
+    """Add a row of plain texts: a bracket in a paper's words is no markup."""
+    made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+
+
 def show_contracts(data: Mapping[str, Any]) -> None:
     """Print one line for each contract, and that their numbers are not compared."""
     out = console()
@@ -65,8 +71,8 @@ def show_contracts(data: Mapping[str, Any]) -> None:
     for item in data["contracts"]:
         cells = [cell for found in item["tables"] for cell in found["cells"]]
         missing = sum(len(found["unreproduced"]) for found in item["tables"])
-        made.add_row(
-            item["name"], item["kind"], item["primary_object"], tally(cells) or "none",
+        _add(
+            made, item["name"], item["kind"], item["primary_object"], tally(cells) or "none",
             f"{missing} column{'s' * (missing != 1)}" if missing else "", status_text(item["status"]),
         )  # fmt: skip
     out.print(made)
@@ -87,16 +93,16 @@ def show_contract(data: Mapping[str, Any]) -> None:
     out.print()
     made = table("axis", "this contract", title="what is counted")
     for axis in AXIS_NAMES:
-        made.add_row(axis, data[axis])
+        _add(made, axis, data[axis])
     out.print(made)
     made = table("symbol", "in jaxcost", "meaning", title="symbols")
     for item in data["symbols"]:
-        made.add_row(item["paper"], item["jaxcost"] or "-", item["meaning"])
+        _add(made, item["paper"], item["jaxcost"] or "-", item["meaning"])
     out.print(made)
     if data["subsections"]:
         made = table("part", "follows", "says", title="parts of a composite source, each bound to its own")
         for item in data["subsections"]:
-            made.add_row(item["name"], item["inherits"], item["says"])
+            _add(made, item["name"], item["inherits"], item["says"])
         out.print(made)
     _forms(out, data["quantities"])
     for item in data["tables"]:
@@ -105,8 +111,8 @@ def show_contract(data: Mapping[str, Any]) -> None:
         made = table("constant", "device", "printed", "recorded", "status", title="constants beside hardware/",
                      right=("printed", "recorded"))  # fmt: skip
         for item in data["peaks"]:
-            made.add_row(
-                item["reason"], item["row"], item["printed"], f"{item['computed']['about']:.6g}",
+            _add(
+            made,     item["reason"], item["row"], item["printed"], f"{item['computed']['about']:.6g}",
                 status_text(item["status"]),
             )  # fmt: skip
         out.print(made)
@@ -147,8 +153,8 @@ def _table(out: Console, data: Mapping[str, Any]) -> None:
     if data["cells"]:
         made = table("row", "column", *right, "status", title=f"{data['title']} ({data['locator']})", right=right)
         for cell in data["cells"]:
-            made.add_row(
-                cell["row"], titles[cell["column"]], cell["printed"], figure_text(cell["computed"]),
+            _add(
+            made,     cell["row"], titles[cell["column"]], cell["printed"], figure_text(cell["computed"]),
                 difference_text(cell["difference"]), figure_text(cell["half_unit"]), status_text(cell["status"]),
             )  # fmt: skip
         out.print(made)
@@ -216,7 +222,7 @@ def show_comparison(data: Mapping[str, Any]) -> None:
             grouped.setdefault((item["axis"], item["reason"]), []).append(f"{claim['contract']}.{claim['quantity']}")
         made = table("open axis", "why", "not comparable", title="closed: no number is shown")
         for (axis, reason), names in grouped.items():
-            made.add_row(axis, reason, ", ".join(names))
+            _add(made, axis, reason, ", ".join(names))
         out.print(made)
     line(out, GATE_NOTE)
 
@@ -247,18 +253,16 @@ def _kind(out: Console, data: Mapping[str, Any]) -> None:
     )  # fmt: skip
     ledger = data["ledger"]
     token = [about(ledger // per, unit) or exact(ledger // per)] if per else []
-    made.add_row(Text("jaxcost's ledger", style="bold"), "", exact(ledger), about(ledger, unit), *token, "", "")
+    _add(made, Text("jaxcost's ledger", style="bold"), "", exact(ledger), about(ledger, unit), *token, "", "")
     for item in shown:
         value = item["value"]
         whole = value if isinstance(value, int) else None
         token = [about(whole // per, unit) or exact(whole // per)] if per and whole is not None else [""] * bool(per)
         steps = "; ".join(f"{signed_about(step, unit)} {step['name']}" for step in item["differences"])
         if item["cancels"]:
-            steps += "  [errors of both signs cancel]"
-        made.add_row(
-            item["contract"], item["equation"], exact(value), about(value, unit), *token, percent_of(item["ratio"]),
-            steps,
-        )  # fmt: skip
+            steps += " (errors of both signs cancel)"
+        figures = (exact(value), about(value, unit), *token, percent_of(item["ratio"]))
+        _add(made, item["contract"], item["equation"], *figures, steps)
     out.print(made)
 
 

@@ -23,6 +23,11 @@ Capture = pytest.CaptureFixture[str]
 FIELDS = ("name", "coordinate", "operations", "backward", "replay", "ownership", "evidence", "source", "tables")
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")  # no text is broken over lines
+
+
 @pytest.fixture
 def document(capsys: Capture) -> Callable[..., Any]:
     def run(*arguments: str, code: int = 0) -> Any:
@@ -69,6 +74,7 @@ def test_every_contract_is_listed_and_nothing_is_open(document: Callable[..., An
     assert [item["name"] for item in data["contracts"]] == list(registry())
     assert all(set(FIELDS) <= item.keys() for item in data["contracts"])
     assert data["status"] == "bounded"
+    assert all(form["proof"] is None for item in data["contracts"] for form in item["quantities"])
 
 
 def test_the_gate_in_a_document(document: Callable[..., Any]) -> None:
@@ -90,6 +96,12 @@ def test_named_contracts_that_cannot_meet_make_exit_code_1(document: Callable[..
     assert data["status"] == "not_comparable"
     assert all(claim["value"] is None for kind in data["comparison"]["kinds"] for claim in kind["claims"])
     document("kaplan", "palm", "--compare", "llama-3.1-8b", "--seq", "64")
+    document("palm", "--compare", "llama-3.1-8b", "--seq", "64")
+    alone = document("chinchilla", "--compare", "llama-3.1-8b", "--seq", "64", code=1)
+    assert alone["status"] == "not_comparable"
+    some = document("--compare", "llama-3.1-8b", "--seq", "64")
+    kinds = {kind["kind"]: kind["status"] for kind in some["comparison"]["kinds"]}
+    assert kinds["model_flops"] == "partly_normalized" and kinds["state_bytes"] == "not_comparable"
 
 
 def test_a_figure_that_is_not_reproduced_makes_exit_code_1(
@@ -136,7 +148,7 @@ def test_tables_for_a_reader(capsys: Capture) -> None:
     assert "a composite source" in out and "+ 2*B*S*V*d" in out
     assert main(["papers", "--compare", "llama-3.1-8b", "--seq", "2048"]) == 0
     out = capsys.readouterr().out
-    assert "cancel]" in out and "groups its queries" in out
+    assert "errors of both signs cancel" in out and "groups its queries" in out
     assert main(["papers"]) == 0
     assert "not comparable as they stand" in capsys.readouterr().out
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from jaxcost.papers import reproduce as module
-from jaxcost.papers.components import COMPONENTS
-from jaxcost.papers.contract import Contract, Table, column_figure
+from jaxcost.papers.components import COMPONENTS, Components
+from jaxcost.papers.contract import Contract, Table, Workload, column_figure
+from jaxcost.papers.graphs import case_of
 from jaxcost.papers.registry import registry
 from jaxcost.papers.reproduce import Cell, Reproduction, reproduce, table_cells
+from jaxcost.prediction.program import program
 
 TABLES = [
     pytest.param(contract, table, id=f"{contract.name}.{table.name}")
@@ -177,6 +179,8 @@ def test_korthikanti_tables() -> None:
     assert [round(v, 1) for v in values("korthikanti", "worked", "overhead_percent")] == [2.7, 1.6]
     assert [round(v, 1) for v in values("korthikanti", "table5", "throughput_increase")] == [29.1, 31.9, 29.7, 32.1]
     assert round(values("korthikanti", "appendix_b", "sbhp_gb")[0], 2) == 2.73
+    assert [round(v, 1) for v in values("korthikanti", "figure7_sequence", "both_percent")] == [16.1, 18.5, 20.2, 20.2]
+    assert [round(v) for v in values("korthikanti", "table4", "overhead")] == [-3, 39, 7, 4]
     one_replay = [c for c in cells("korthikanti", "table5") if c.column == "hfu"]
     assert all(c.ledgers[0].status == "explained" for c in one_replay)
 
@@ -243,3 +247,15 @@ def test_a_row_without_a_legal_graph_is_open_with_its_reason() -> None:
     seen = [c for c in table_cells(contract, wrong) if c.column == "params_billion"]
     assert [c.status for c in seen] == ["open"] and seen[0].computed is None
     assert "not a positive integer" in seen[0].reason
+
+
+def test_why_flashattention_s_gflops_are_out_of_reach() -> None:
+    """The reason names what the ledger gives for the stated shape; it is not the printed figure, or near it."""
+    contract = registry()["flashattention"]
+    scope = {"batch": 64, "seq": 1024}
+    quantity = registry()["kaplan"].quantity("n")
+    work = Workload(batch="batch", seq="seq")
+    names = Components(program(case_of(contract.graph("gpt2_medium"), quantity, scope, work)))
+    assert round(names["pairwise_training"] / 1e9) == 825
+    [reason] = [c.reason for c in found("flashattention").cells if c.column == "gflops"]
+    assert "825 GFLOPs" in reason
