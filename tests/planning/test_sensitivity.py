@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import jaxcost
 from jaxcost.contracts.case import OPTION_NAMES, Case, build_case
 from jaxcost.contracts.errors import RejectedError
+from jaxcost.contracts.liveness import Liveness
 from jaxcost.planning.sensitivity import scenario as scenarios
 from jaxcost.planning.sensitivity import vary
 from jaxcost.planning.sensitivity.fields import ALIASES, NAMES, described, field, leaves, paths
@@ -24,7 +25,7 @@ from jaxcost.planning.sensitivity.run import Result, Sensitivity
 from jaxcost.planning.sensitivity.scenario import Base, Change, changed, parse_changes
 from jaxcost.planning.sensitivity.totals import IDEAL, totals
 from jaxcost.prediction.ledgers import predict
-from jaxcost.verify.failures.subjects import decode, prefill, toy, train, with_attention
+from jaxcost.verify.failures.subjects import EVENTS, decode, prefill, toy, train, with_attention
 from jaxcost.verify.strategies import altered, cases
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "data" / "sensitivity.json").read_text(encoding="utf-8"))
@@ -281,9 +282,12 @@ def test_cases_do_not_depend_on_their_order() -> None:
     assert [item.to_dict() for item in forward] == [item.to_dict() for item in backward[::-1]]
 
 
-def test_expected_integers_of_the_base_are_not_those_of_a_case() -> None:
-    base = prefill().replaced(expected={"parameters.unique": 1})
-    assert only(base, "kv_heads=1").scenario.case.expected is None
+def test_what_was_supplied_about_the_base_is_left_behind() -> None:
+    base = prefill().replaced(expected={"parameters.unique": 1}, liveness=Liveness.from_data(EVENTS))
+    found = only(base, "kv_heads=1")
+    assert found.scenario.case.expected is found.scenario.case.liveness is None
+    peak = found.delta("activations.peak_bytes")
+    assert (peak.base, peak.value, peak.invariant) == (448, None, False) and "of the base" in peak.reason
 
 
 # -- fields -----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from jaxcost.contracts.errors import Problem, RejectedError, reject
 from jaxcost.planning.sensitivity.derivatives import Slopes
 from jaxcost.planning.sensitivity.scenario import Base, Change, Scenario, changed, scenario, several, shown, single
 from jaxcost.planning.sensitivity.surface import default_surface, design_notes
-from jaxcost.planning.sensitivity.totals import PRINCIPAL, Delta, deltas, totals
+from jaxcost.planning.sensitivity.totals import PRINCIPAL, Delta, deltas, reasons, totals
 from jaxcost.prediction.ledgers import Prediction, predict
 from jaxcost.prediction.rows import plain
 
@@ -242,7 +242,7 @@ def _repeated(found: Sequence[Scenario]) -> list[Problem]:
 def _result(base: Base, before: Mapping[str, Any], item: Scenario, predict: Predict, slopes: Slopes | None) -> Result:
     prediction = predict(item.case)
     base.verify(item.name)
-    rows = deltas(before, totals(prediction))
+    rows = deltas(before, totals(prediction), _unknown(base, prediction))
     if slopes is None:
         return Result(item, prediction, rows)
     found, reason = slopes.of(item, ((row.path, row.base, row.value) for row in rows))
@@ -261,7 +261,16 @@ def _vector(
         except RejectedError as error:
             rules = "; ".join(dict.fromkeys(problem.rule for problem in error.problems))
             alone.append(f"{change.field}={shown(change.value)}: {rules}")
-    return Result(item, prediction, deltas(before, totals(prediction)), alone=tuple(alone))
+    rows = deltas(before, totals(prediction), _unknown(base, prediction))
+    return Result(item, prediction, rows, alone=tuple(alone))
+
+
+def _unknown(base: Base, prediction: Prediction) -> dict[str, str]:
+    """Return why totals are unknown. Liveness events that were supplied are the base's."""
+    found = reasons(prediction)
+    if base.case.liveness is not None:
+        found["activations.peak_bytes"] = "the liveness events supplied are of the base"
+    return found
 
 
 def _has(item: Result, path: str) -> bool:

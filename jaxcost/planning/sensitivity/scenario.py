@@ -86,7 +86,8 @@ def _content(case: Case) -> str:
 def changed(base: Case, changes: Mapping[str, Any]) -> Case:
     """Return a copy of the base with values put at record paths, validated as a whole.
 
-    `architecture.absent` follows the branches, and `expected` integers, which are the base's, are left behind.
+    `architecture.absent` follows the branches. What was supplied about the base alone is left behind: `expected`
+    integers and liveness events.
 
     Raises:
         RejectedError: with every rule that the new case breaks.
@@ -94,7 +95,7 @@ def changed(base: Case, changes: Mapping[str, Any]) -> Case:
     data = base.to_data()
     for path, value in changes.items():
         set_at(data, path, value)
-    data["expected"] = None
+    data["expected"] = data["liveness"] = None
     branches = _branches(data["architecture"])
     if branches is not None:
         data["architecture"]["absent"] = list(absences(branches))

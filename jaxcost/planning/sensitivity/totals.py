@@ -103,13 +103,23 @@ def ideal_rank_bytes(prediction: Prediction) -> Any:
     return Fraction(whole, parts) if whole % parts else whole // parts
 
 
-def deltas(base: Mapping[str, Any], case: Mapping[str, Any]) -> tuple[Delta, ...]:
-    """Return the difference of every total that either side has."""
+def reasons(prediction: Prediction) -> dict[str, str]:
+    """Return why totals are unknown, by path."""
+    found: dict[str, str] = {}
+    for name, ledger in prediction.ledgers.items():
+        found |= {f"{name}.{path.removesuffix('.expected')}": text for path, text in ledger.reasons.items()}
+    return found
+
+
+def deltas(
+    base: Mapping[str, Any], case: Mapping[str, Any], unknown: Mapping[str, str] | None = None
+) -> tuple[Delta, ...]:
+    """Return the difference of every total that either side has; `unknown` says why one may have none."""
     found = []
     for path in dict.fromkeys((*base, *case)):
         ledger, _, name = path.partition(".")
         missing = [side for side, given in (("base", base), ("case", case)) if path not in given]
-        reason = f"the {missing[0]} has no such total" if missing else ""
+        reason = f"the {missing[0]} has no such total" if missing else (unknown or {}).get(path, "")
         unit = "bytes" if path == IDEAL else unit_of(ledger, name)
         found.append(Delta(path, unit, base.get(path), case.get(path), reason))
     return tuple(found)
