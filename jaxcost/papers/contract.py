@@ -190,6 +190,8 @@ class Column(Record):
     def problems(self) -> Iterable[Problem]:
         if self.role == "derived" and not self.note:
             yield Problem("note", "", "a column that the source does not print says where it is from", "write a note")
+        if self.digit is not None and not float(self.digit):
+            yield Problem("digit", self.digit, "must be positive", "write the unit of the last digit")
         if self.name in COMPONENTS or self.name in SYMBOLS:
             yield Problem("name", self.name, "the name of a ledger", "use another")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from jaxcost.contracts.errors import RejectedError
+from jaxcost.contracts.errors import RejectedError, reject
 from jaxcost.papers.components import Components
 from jaxcost.papers.contract import Check, Column, Contract, Quantity, Table, column_figure
 from jaxcost.papers.expression import Interval, expression, interval
@@ -181,11 +181,9 @@ def _cell(row: _Row, check: Check, label: str) -> Cell:
 
 def _computed(row: _Row, check: Check) -> tuple[Fraction, Interval]:
     """Return the value in the print's unit, and all values that the rounding of printed inputs allows."""
-    scale = Fraction(expression(check.scale).value(row))
     if check.computed:
-        formula = expression(check.computed)
-        nominal = Fraction(formula.value(row)) / scale
-        return nominal, interval(formula.value(row.spread())) / scale
+        formula, scale = expression(check.computed), _scale(row, check)
+        return Fraction(formula.value(row)) / scale, interval(formula.value(row.spread())) / scale
     own = [Fraction(expression(text).value(row)) for text in check.utilisation]
     wide = [interval(expression(text).value(row.spread())) for text in check.utilisation]
     share = _percent(check, *own)
@@ -197,12 +195,21 @@ def _computed(row: _Row, check: Check) -> tuple[Fraction, Interval]:
 def _percent(check: Check, flops: Fraction, seconds: Fraction, devices: Fraction, peak: Fraction) -> Fraction:
     """Return MFU or HFU in percent; which of the two, the check says, and neither stands for the other."""
     ratio = mfu if check.counts == "model" else hfu
-    return 100 * ratio(flops, seconds, int(devices), peak).value
+    if devices.denominator != 1:
+        raise reject("devices", str(devices), "devices are whole", "mark the column of devices exact")
+    return 100 * ratio(flops, seconds, devices.numerator, peak).value
+
+
+def _scale(row: _Row, check: Check) -> Fraction:
+    scale = Fraction(expression(check.scale).value(row))
+    if scale <= 0:
+        raise reject("scale", check.scale, "must be positive", "write how much of the unit one printed unit is")
+    return scale
 
 
 def _between(row: _Row, check: Check, printed: Figure, nominal: Fraction) -> tuple[tuple[Step, ...], Fraction | None]:
     """Return the signed steps to the print, and what the source's own text gives before them."""
-    scale = Fraction(expression(check.scale).value(row))
+    scale = _scale(row, check)
     steps = [
         Step(item.name, Fraction(expression(item.amount).value(row)) / scale, item.amount, item.why)
         for item in check.steps

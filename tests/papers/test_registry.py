@@ -146,6 +146,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
                                          "either computed or utilisation"),
     "a text that leads nowhere": (put("tables", 0, "checks", 0, "written", value="p"), "go together"),
     "a column named like a ledger": (put("tables", 0, "columns", 0, "name", value="parameters"), "name of a ledger"),
+    "a last digit of no size": (put("tables", 0, "columns", 0, "digit", value="0"), "must be positive"),
     "a derived column without a note": (put("tables", 0, "columns", 1, "role", value="derived"), "says where it is"),
     "a graph without a size": (drop("graphs", 0, "sizes", "heads"), "a graph gives exactly"),
     "an open comparison": (put("numeric_comparison", value={"allowed": True}), "one target manifest only"),

@@ -157,6 +157,40 @@ def test_megatron_table_1() -> None:
     assert [round(value, 1) for value in values("megatron", "equation4", "days")] == [33.8, 83.9]
 
 
+def test_megatron_table_2_follows_equation_3_and_not_equation_4() -> None:
+    days = [c for c in cells("megatron", "table2") if c.column == "days"]
+    assert [c.printed for c in days] == ["84", "43", "23", "90", "74", "74"]
+    assert [c.status for c in days] == ["bounded", "bounded", "exact", "exact", "exact", "exact"]
+    shorter = [8 * 300e9 * 174.6e9 / (n * x * 1e12) / 86400 for n, x in ((384, 153.5), (768, 149.5), (1536, 141.5))]
+    assert [round(value) for value in shorter] == [82, 42, 22]
+
+
+def test_torchtitan_logs_what_its_formula_gives() -> None:
+    assert round(values("torchtitan", "logged_step", "tflops")[0], 1) == 253.4
+    assert [round(value) for value in values("torchtitan", "benchmark", "mfu")] == [39, 33]
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"scale": "0"}, "must be positive"),
+        ({"scale": "-1"}, "must be positive"),
+        ({"computed": "p/0"}, "divides by zero"),
+        ({"computed": "nothing"}, "not known here"),
+        ({"computed": None, "utilisation": ("p", "0", "1", "1")}, "above zero"),
+        ({"computed": None, "utilisation": ("p", "1", "1/2", "1")}, "devices are whole"),
+        ({"computed": None, "utilisation": ("p", "1", "1", "0-1")}, "above zero"),
+    ],
+)
+def test_a_check_that_cannot_be_computed_is_open_with_its_reason(change: dict[str, Any], rule: str) -> None:
+    contract = registry()["megatron"]
+    table = contract.tables[0]
+    check = table.checks[0].model_copy(update=change)
+    only = table.model_copy(update={"rows": table.rows[:1], "checks": (check,), "unreproduced": ()})
+    [seen] = list(table_cells(contract, only))
+    assert seen.status == "open" and rule in seen.reason
+
+
 def test_palm_appendix_b() -> None:
     assert round(float(cell("palm", "table22", "540B", "tflops_per_token").computed or 0), 2) == 3.28
     assert round(float(cell("palm", "table22", "540B", "tflops_with_remat").computed or 0), 2) == 4.10
