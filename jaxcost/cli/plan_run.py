@@ -102,7 +102,7 @@ def run(model: str | None, rows: bool, html: Path | None, as_json: bool, quiet: 
     from jaxcost.planning.run.plan import plan_run
     from jaxcost.report.progress import progress
 
-    with progress("planning", quiet or as_json) as say:
+    with progress("planning", quiet or as_json):
         plan = plan_run(inputs, manifest, folder)
         base = None
         if parameters["against"] is not None:
@@ -111,7 +111,6 @@ def run(model: str | None, rows: bool, html: Path | None, as_json: bool, quiet: 
             after = changed(plan.inputs, parameters["changes"])
             same = after.model == plan.inputs.model
             base, plan = plan, plan_run(after, plan.manifest if same else None, folder)
-        say("[1/2] figures")
         body = plan_document(plan, base)
     data = document("jaxcost.plan_run.v1", **body)
     if html is not None:

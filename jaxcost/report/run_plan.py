@@ -54,7 +54,7 @@ def show_run_plan(data: Mapping[str, Any], rows: bool = False) -> None:
 def title(data: Mapping[str, Any]) -> str:
     """Return what the plan is of: its name, the model, the devices."""
     inputs = data["inputs"]
-    what = data["model"] or f"{number(float(inputs['parameters']['value']))} parameters"
+    what = data["model"] or f"{float(inputs['parameters']['value']) / 10**9:,.6g}B parameters"
     peak = data["device"]["name"] or "devices"
     run = f"{what} on {inputs['devices']['value']} x {peak}, {inputs['days']['value']} days"
     return f"{data['name']}: {run}" if data["name"] else run

@@ -31,20 +31,23 @@ PAGE_STYLE = """
 body { max-width: 62rem; }
 h1 { margin-bottom: .2rem; } .verdict { font-weight: 600; }
 .infeasible, .open { color: var(--bad); } .complete { color: var(--good); } .incomplete { color: var(--warn); }
-table { width: 100%; font-size: .86rem; } td, th { padding: .1rem .6rem .1rem 0; }
+table { width: 100%; font-size: .9em; } td, th { padding: .1rem .6rem .1rem 0; }
 p { margin: .3rem 0; } .columns .n small { display: block; }
-.answers th { width: 13rem; font-weight: 600; } .columns { columns: 2; column-gap: 2rem; }
-.columns section { break-inside: avoid; } .columns h3 { margin: .8rem 0 .1rem; font-size: .95rem; }
+.answers th { width: 14em; font-weight: 600; } .columns { columns: 2; column-gap: 2rem; }
+.columns section { break-inside: avoid; } h3 { margin: .8em 0 .1em; font-size: 1.05em; }
 .columns table { margin: 0 0 .3rem; } small { opacity: .75; }
 svg { width: 100%; height: auto; } .axis { stroke: var(--line); }
 .curve { fill: none; stroke: var(--bar); stroke-width: 2; }
 circle { fill: var(--bar); } .model { fill: var(--warn); }
 .sign { display: flex; gap: 2rem; margin-top: 2.5rem; }
 .sign div { flex: 1; border-top: 1px solid; padding-top: .2rem; }
+.halves { display: flex; gap: 2rem; } .halves table { flex: 1; min-width: 0; align-self: flex-start; }
 @media print {
-  @page { size: A4; margin: 14mm; } :root { color-scheme: light; }
-  body { font-size: 10.5px; margin: 0; max-width: none; } h2 { margin-top: 1rem; break-after: avoid; }
-  tr, svg, .sign { break-inside: avoid; } details { display: none; }
+  @page { size: A4; margin: 12mm; } :root { color-scheme: light; }
+  body { font-size: 10px; line-height: 1.3; margin: 0; max-width: none; } h1 { font-size: 15px; }
+  h2 { margin: .7rem 0 .2rem; font-size: 11.5px; break-after: avoid; } h2.appendix { break-before: page; }
+  table { margin: .2rem 0; } td, th { padding: .06rem .5rem .06rem 0; } ul { margin: .2rem 0; }
+  .sign { margin-top: 1.4rem; padding-top: 1.2rem; } tr, svg, .sign { break-inside: avoid; } details { display: none; }
 }
 """
 SIGNATURES = ("Prepared by", "Training lead", "Budget owner")
@@ -63,14 +66,14 @@ def run_plan_page(data: Mapping[str, Any]) -> str:
         _findings(data),
         _checks(data),
         _trust(data["trust"]),
-        _changes(data["changes"]),
         "<h2>What is assumed</h2>" + _assumptions(data["assumptions"]) + _choices(data["choices"]),
-        "<h2>What follows</h2>" + _figures(data),
+        f'<div class="sign">{"".join(f"<div>{who}, date</div>" for who in SIGNATURES)}</div>',
+        _changes(data["changes"]),
+        '<h2 class="appendix">What follows</h2>' + _figures(data),
         _curve(data),
         _components(data),
-        _boundary(data["boundary"]),
+        "<h2>What each assumption means, and the test that would measure it</h2>" + _tests(data["assumptions"]),
         _contracts(data),
-        f'<div class="sign">{"".join(f"<div>{who}, date</div>" for who in SIGNATURES)}</div>',
     ]
     body = "\n".join(part for part in parts if part)
     return (
@@ -161,14 +164,19 @@ def _changes(changes: Mapping[str, Any] | None) -> str:
 def _assumptions(listed: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
-            f"{escape(item['name'])} <small>{escape(item['what'])}</small>",
-            escape(assumption_text(item)),
-            escape(item["unit"]),
-            escape(evidence_text(item)),
+            escape(item["name"]), escape(assumption_text(item)),
+            f"{escape(item['unit'])} <small>{escape(evidence_text(item))}</small>",
         )
         for item in listed
-    ]
-    return _table(("assumption", "value", "unit", "evidence, source, date"), rows, (1,))
+    ]  # fmt: skip
+    half = -(-len(rows) // 2)
+    tables = (_table(("", "value", "unit, evidence, source, date"), part, (1,)) for part in (rows[:half], rows[half:]))
+    return f'<div class="halves">{"".join(tables)}</div>'
+
+
+def _tests(listed: Sequence[Mapping[str, Any]]) -> str:
+    rows = [tuple(escape(item[key]) for key in ("name", "what", "test")) for item in listed]
+    return _table(("assumption", "what it is", "test"), rows)
 
 
 def _choices(listed: Sequence[Mapping[str, Any]]) -> str:
@@ -209,11 +217,6 @@ def _components(data: Mapping[str, Any]) -> str:
     return "<h2>Memory of a device by component</h2>" + _table(heads, rows, (3, 4))
 
 
-def _boundary(boundary: Mapping[str, Any]) -> str:
-    inside, outside = (escape(", ".join(boundary[side]) or "nothing") for side in ("includes", "excludes"))
-    return f"<h2>What the cost covers</h2><p>Included: {inside}.<br>Excluded: {outside}.</p>"
-
-
 def _contracts(data: Mapping[str, Any]) -> str:
     rows = []
     for item in data["figures"]:
@@ -250,12 +253,14 @@ def _curve(data: Mapping[str, Any]) -> str:
         x, y = place(item["parameters"], item["tokens"])
         text = f"plan, 6PT: {item['tokens']:.3g} tokens"
         parts.append(f'<circle cx="{x}" cy="{y}" r="4"/><text x="{x + 8}" y="{y - 6}">{escape(text)}</text>')
+    below = 0.0  # labels of near points stand one below the other
     for row in models:
         if size:
             x, y = place(size, row["tokens"])
+            below = max(y + 4, below + 13)
             text = f"{row['context']:,}: {row['tokens']:.3g}"
             parts.append(f'<circle class="model" cx="{x}" cy="{y}" r="3"/>')
-            parts.append(f'<text x="{x - 8}" y="{y + 4}" text-anchor="end">{escape(text)}</text>')
+            parts.append(f'<text x="{x - 8}" y="{below:.1f}" text-anchor="end">{escape(text)}</text>')
     label = "tokens against parameters at one budget"
     svg = f'<svg role="img" aria-label="{label}" viewBox="0 0 720 300">{"".join(parts)}</svg>'
     note = f"<p><small>{escape(iso['note'][:1].upper() + iso['note'][1:])}.</small></p>"

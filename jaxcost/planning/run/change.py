@@ -158,6 +158,8 @@ def _shown(value: Any) -> Any:
     if isinstance(value, dict) and "value" in value:
         ends = "" if value.get("low") is None else f" ({value['low']} .. {value['high']})"
         return f"{value['value']}{ends}"
+    if isinstance(value, dict):
+        return ",".join(f"{name}={item}" for name, item in value.items())
     return value
 
 

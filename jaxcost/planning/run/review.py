@@ -47,7 +47,7 @@ def answers(plan: RunPlan) -> list[dict[str, Any]]:
 def _number(value: Any, digits: int = 4) -> str:
     """Return a number for a sentence: whole ones in full up to a million, others with some digits."""
     exact = Fraction(value)
-    if exact.denominator == 1 and abs(exact) < 10**7:
+    if exact.denominator == 1 and abs(exact) < 10**9:
         return f"{int(exact):,}"
     return f"{float(exact):,.{digits}g}" if abs(exact) < 10**6 else f"{float(exact):.{digits}g}"
 
@@ -73,10 +73,12 @@ def _duration(plan: RunPlan) -> tuple[bool, str]:
     lasting = plan.known("productive_fraction")
     share = f", {float(100 * lasting):.1f}% of the calendar productive" if lasting and healthy is not None else ""
     healthy_text = f" from {_number(healthy)} of healthy steps" if healthy is not None else ""
+    used = plan.known("budget_used")
+    spent = f", {float(100 * used):.2f}% of the main run's budget" if used is not None else ""
     where = "of the allocation" if plan.inputs.downtime == "in_reserve" else "of the main run's share"
     return True, (
-        f"{_number(calendar)} days on the calendar{healthy_text}{share}, for {work}; {_number(left)} days {where} of "
-        f"{_number(days)} are left for everything else."
+        f"{_number(calendar)} days on the calendar{healthy_text}{share}, for {work}{spent}; {_number(left)} days "
+        f"{where} of {_number(days)} are left for everything else."
     )
 
 
