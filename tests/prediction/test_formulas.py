@@ -19,7 +19,9 @@ from jaxcost.prediction import flops as flops_fold
 from jaxcost.prediction.forms import Call, Form, total
 from jaxcost.prediction.formulas import CaseFormulas, case_formulas, numbers
 from jaxcost.prediction.ledgers import FOLDS, Prediction, predict
+from jaxcost.prediction.symbols import as_form, divided, formulas, symbolic
 from jaxcost.prediction.traced import Decisions, Traced, form_of, recording
+from jaxcost.verify.fuzz import draw_cases
 from tests.prediction.cases import architecture
 
 # Options with the names of sizes that a draw fills in; meshes as axis to degree.
@@ -263,3 +265,57 @@ def test_traced_integers_are_integers() -> None:
     for wrong in (lambda: a + "x", lambda: a - "x", lambda: a * None, lambda: a // "x", lambda: a / "x"):
         with pytest.raises(TypeError):
             wrong()
+
+
+@pytest.mark.parametrize("case", draw_cases(10, seed=11), ids=lambda case: case.digest[:8])
+def test_formulas_of_drawn_cases_give_their_numbers(case: Case) -> None:
+    found = case_formulas(case)
+    assert not disagreements(found, found.sizes, predict(case))
+    assert all(item.form is None or (item.form.text() and item.form.text(pretty=True)) for item in found.totals)
+
+
+SAME_OPTIONS: dict[str, dict[str, Any]] = {
+    "training": {"phase": "training", "batch": 2, "seq": 64, "remat": "block"},
+    "prefill": {"phase": "prefill", "batch": 2, "seq": 64},
+    "decode": {"phase": "decode", "batch": 2, "past": 64},
+}
+
+
+@pytest.mark.parametrize("model", catalogue_names())
+def test_symbols_and_traced_integers_agree(model: str) -> None:
+    """Two ways to a formula, which share the folds and nothing else, and both give the catalogue's numbers."""
+    manifest = load(model).architecture
+    for options in SAME_OPTIONS.values():
+        rows = manifest.learned_positions.rows if manifest.learned_positions else 4096
+        fewer = {name: min(value, rows // 2) if name in ("seq", "past") else value for name, value in options.items()}
+        case = build_case(manifest, fewer)
+        traced, prediction = case_formulas(case), predict(case)
+        for path, expression in formulas(case).items():
+            form = as_form(expression)
+            assert form.value(traced.sizes) == prediction.value(path), (path, form)
+            if "Min" not in form.text():  # symbols keep the choice between window and rows, integers have made it
+                assert form == traced.of(path).form, path
+
+
+def test_symbols_of_a_mesh_give_its_numbers() -> None:
+    arch = load("llama-3.2-1b").architecture
+    for axis, options in (("data", {"zero": 1}), ("fsdp", {})):
+        case = build_case(
+            arch, {"phase": "training", "batch": 4, "seq": 64, "mesh": [{"name": axis, "size": 4}], **options}
+        )
+        built, prediction = symbolic(case, {axis: axis}), predict(case)
+        sizes = case_formulas(case).sizes
+        for ledger, path in (("activations", "saved_bytes_per_device"), ("collectives", "ring_send_bytes"),
+                             ("flops", "per_device"), ("device", "argument_bytes")):  # fmt: skip
+            expression = FOLDS[ledger](built).totals[path]
+            exact, whole = divided(expression)
+            assert as_form(exact).value(sizes) == prediction.value(f"{ledger}.{path}"), path
+            assert all(as_form(quotient).value(sizes).denominator == 1 for quotient in whole)
+
+
+def test_several_groups_are_numbered() -> None:
+    two = build_case(architecture(split=(2, 3)), {"phase": "prefill", "seq": 4})
+    found = case_formulas(two)
+    assert {"L0", "L1", "H0", "F1"} <= set(found.fields)
+    assert found.fields["L1"].field == "architecture.groups.1.repeat"
+    assert not disagreements(found, found.sizes, predict(two))
