@@ -183,6 +183,7 @@ def _cell(item: Cell) -> dict[str, Any]:
         "row": item.row,
         "column": item.column,
         "printed": item.printed,
+        "derived": item.derived,
         "computed": _number(item.computed),
         "difference": _number(item.residual),
         "half_unit": _number(item.tolerance),

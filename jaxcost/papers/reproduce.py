@@ -35,7 +35,8 @@ class Cell:
     """One printed figure beside what was computed. Values are in the print's own unit.
 
     `between` are the signed steps from what the source's text says (or from jaxcost's ledger) to `computed`; `residual`
-    is the print less `computed`, and `tolerance` the half unit that rounding allows.
+    is the print less `computed`, and `tolerance` the half unit that rounding allows. A `derived` figure is not the
+    source's print: the source prints the form, and it was evaluated.
     """
 
     table: str
@@ -51,6 +52,7 @@ class Cell:
     allowed: Interval | None = None
     written: Fraction | None = None
     reason: str = ""
+    derived: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class _Row(Mapping[str, Any]):
             if column.role != "label" and self.cells[column.name]
         }
         self.exact = {column.name for column in table.columns if column.exact}
+        self.derived = {column.name for column in table.columns if column.role == "derived"}
         self.nominal = {name: _plain(item.value) for name, item in self.figures.items()}
         self.constants = constants(contract)
         self.used: dict[str, Translation] = {}
@@ -169,13 +172,16 @@ def _cell(row: _Row, check: Check, label: str) -> Cell:
         steps, written = _between(row, check, printed, nominal)
     except RejectedError as error:
         reason = "; ".join(f"{item.value}: {item.rule}" for item in error.problems)
-        return Cell(row.table.name, label, check.column, printed.text, None, None, None, "open", reason=reason)
+        derived = check.column in row.derived
+        return Cell(
+            row.table.name, label, check.column, printed.text, None, None, None, "open", reason=reason, derived=derived
+        )  # fmt: skip
     final = nominal + sum((step.amount for step in steps if step.form == "cut"), Fraction(0))
     used = tuple(row.used.values())
     status = _status(printed, final, allowed, steps, used)
     return Cell(
         row.table.name, label, check.column, printed.text, final, printed.value - final, printed.unit / 2, status,
-        steps, used, allowed, written, check.note,
+        steps, used, allowed, written, check.note, check.column in row.derived,
     )  # fmt: skip
 
 

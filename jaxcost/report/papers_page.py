@@ -20,6 +20,7 @@ from jaxcost.report.papers_tables import (
     difference_text,
     figure_text,
     percent_of,
+    printed_text,
     signed_about,
     table_notes,
     tally,
@@ -70,7 +71,7 @@ def _navigation(contracts: Sequence[Mapping[str, Any]]) -> str:
         link = f'<a href="#{escape(item["name"])}">{escape(item["name"])}</a>'
         rows.append(
             f"<tr><td>{link}</td><td>{escape(item['kind'])}</td><td>{escape(item['primary_object'])}</td>"
-            f"<td>{escape(tally(cells) or 'none')}</td><td>{_status(item['status'])}</td></tr>"
+            f"<td>{escape(tally(cells))}</td><td>{_status(item['status'])}</td></tr>"
         )
     heads = ("name", "kind", "counts", "printed figures", "status")
     note = "The contracts differ in what they count; their numbers are not comparable as they stand."
@@ -138,7 +139,7 @@ def _table(data: Mapping[str, Any]) -> str:
     if data["cells"]:
         rows = [
             f"<tr><td>{escape(cell['row'])}</td><td>{escape(titles[cell['column']])}</td>"
-            f'<td class="n">{escape(cell["printed"])}</td><td class="n">{escape(figure_text(cell["computed"]))}</td>'
+            f'<td class="n">{escape(printed_text(cell))}</td><td class="n">{escape(figure_text(cell["computed"]))}</td>'
             f'<td class="n">{escape(difference_text(cell["difference"]))}</td><td>{_window(cell)}</td>'
             f"<td>{_status(cell['status'])}</td></tr>"
             for cell in data["cells"]

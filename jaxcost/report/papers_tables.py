@@ -48,10 +48,18 @@ def difference_text(number: Mapping[str, Any]) -> str:
 
 
 def tally(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many figures have which status, worst first."""
-    counts = Counter(cell["status"] for cell in cells)
+    """Return how many printed figures have which status, worst first, and how many forms were evaluated."""
+    counts = Counter(cell["status"] for cell in cells if not cell["derived"])
+    evaluated = Counter(cell["status"] for cell in cells if cell["derived"])
     order = ("open", "bounded", "explained", "exact")
-    return ", ".join(f"{counts[status]} {status}" for status in order if counts[status])
+    printed = ", ".join(f"{counts[status]} {status}" for status in order if counts[status])
+    forms = ", ".join(f"{evaluated[status]} {status}" for status in order if evaluated[status])
+    return "; forms evaluated: ".join(part for part in (printed or "none", forms) if part)
+
+
+def printed_text(cell: Mapping[str, Any]) -> str:
+    """Return a print as it stands; what the source does not print is in brackets."""
+    return f"({cell['printed']})" if cell["derived"] else str(cell["printed"])
 
 
 def percent_of(ratio: float) -> str:
@@ -72,7 +80,7 @@ def show_contracts(data: Mapping[str, Any]) -> None:
         cells = [cell for found in item["tables"] for cell in found["cells"]]
         missing = sum(len(found["unreproduced"]) for found in item["tables"])
         _add(
-            made, item["name"], item["kind"], item["primary_object"], tally(cells) or "none",
+            made, item["name"], item["kind"], item["primary_object"], tally(cells),
             f"{missing} column{'s' * (missing != 1)}" if missing else "", status_text(item["status"]),
         )  # fmt: skip
     out.print(made)
@@ -154,7 +162,7 @@ def _table(out: Console, data: Mapping[str, Any]) -> None:
         made = table("row", "column", *right, "status", title=f"{data['title']} ({data['locator']})", right=right)
         for cell in data["cells"]:
             _add(
-            made,     cell["row"], titles[cell["column"]], cell["printed"], figure_text(cell["computed"]),
+            made,     cell["row"], titles[cell["column"]], printed_text(cell), figure_text(cell["computed"]),
                 difference_text(cell["difference"]), figure_text(cell["half_unit"]), status_text(cell["status"]),
             )  # fmt: skip
         out.print(made)
