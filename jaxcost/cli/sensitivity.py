@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,23 +67,25 @@ def sensitivity(
     limits = {name: _number(parameters.pop(name), f"--{name}") for name in ("timeout", "memory")}
     chosen = choose(model, parameters)
     from jaxcost.planning.sensitivity.run import vary
+    from jaxcost.report.progress import progress
 
+    options: dict[str, Any] = {"formulas": not no_formulas}
     if targets:
         gc.enable()
         from jaxcost.planning.sensitivity.observed import fitting, observe_differences
-        from jaxcost.report.progress import progress
 
-        check = fitting(targets)
-        check(chosen.case)
-        found = vary(chosen.case, sets, vectors, formulas=not no_formulas, fits=check)
+        options["fits"] = fitting(targets)
+        options["fits"](chosen.case)
+    with progress("predicting", quiet or not sys.stderr.isatty()) as say:
+        found = vary(chosen.case, sets, vectors, progress=say, **options)
+    body, code = found.to_dict(), 0
+    if targets:
         with progress("compiling", quiet) as say:
             seen = observe_differences(
                 found, targets, timeout_seconds=limits["timeout"], memory_bytes=limits["memory"] * 2**30, progress=say
             )
-        body = {**found.to_dict(), "observed": [item.to_dict() for item in seen]}
+        body["observed"] = [item.to_dict() for item in seen]
         code = int(any(item.infeasible for item in seen))
-    else:
-        body, code = vary(chosen.case, sets, vectors, formulas=not no_formulas).to_dict(), 0
     data = document("jaxcost.sensitivity.v1", model=chosen.manifest.architecture.name, **body, exit_code=code)
     if html is not None:
         from jaxcost.report.sensitivity_page import sensitivity_page

@@ -164,6 +164,7 @@ def vary(
     predict: Predict = predict,
     apply: Callable[..., Case] = changed,
     fits: Callable[[Case], object] = lambda case: None,
+    progress: Callable[[str], None] = lambda message: None,
 ) -> Sensitivity:
     """Predict a case again with single fields, and with vectors of fields, changed.
 
@@ -174,6 +175,7 @@ def vary(
         formulas: also the symbolic derivatives.
         predict, apply: how a case is predicted, and made of a base and values by path; given to plant faults.
         fits: raises RejectedError for a case that is of no use, for example on a target.
+        progress: takes one line per case that is predicted.
 
     Raises:
         RejectedError: with the problems of all cases together: a second field, an unknown path, a value that is there
@@ -207,10 +209,15 @@ def vary(
     first = predict(case)
     before = totals(first)
     slopes = Slopes(case) if formulas else None
-    cases = tuple(_result(base, before, item, predict, slopes) for item in singles)
-    grouped = tuple(_vector(base, before, item, predict, apply) for item in together)
+    cases, grouped = [], []
+    for item in singles:
+        cases.append(_result(base, before, item, predict, slopes))
+        progress(f"[{len(cases)}/{len(singles) + len(together)}] {item.name}")
+    for item in together:
+        grouped.append(_vector(base, before, item, predict, apply))
+        progress(f"[{len(cases) + len(grouped)}/{len(singles) + len(together)}] {item.name}")
     base.verify("all cases")
-    return Sensitivity(first, base.digest, cases, grouped, tuple(left_out), default)
+    return Sensitivity(first, base.digest, tuple(cases), tuple(grouped), tuple(left_out), default)
 
 
 def _checked(
