@@ -1,4 +1,4 @@
-"""Section 0x0BE of the cost model, sentence by sentence: what must hold before contracts are published beside another."""
+"""Section 0x0BE of the cost model, sentence by sentence: what must hold before contracts stand beside one another."""
 
 from __future__ import annotations
 
