@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -60,6 +60,14 @@ class Pair:
     seen: Array | None
     by: str = ""
     note: str = ""
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether the program works on parts of the declared array, one after the other, which no shape compares."""
+        one, other = self.predicted, self.seen
+        if one is None or other is None or one.shape is None or other.shape is None:
+            return False
+        return other.copies > one.copies and not same_extents(one.shape, other.shape)
 
 
 def inside(scope: str, outer: str) -> bool:
@@ -188,28 +196,49 @@ def _summed(items: Sequence[Mapping[str, Any]], local: bool) -> Array | None:
     return Array(None, ", ".join(types), counted=sum(prod(item[shape]) for item in items))
 
 
+@dataclass(frozen=True)
+class Declared:
+    """A product of the FLOP ledger with its operands, over all rows of it: replays of several causes are one."""
+
+    row: LedgerRow
+    flops: int
+    arrays: tuple[Array, ...]
+
+
+def declared(prediction: Prediction, scope: str, phase: str) -> list[Declared]:
+    """Return the products declared below a scope in a phase; empty means everything."""
+    found: dict[Any, list[LedgerRow]] = {}
+    for item in prediction.ledgers["flops"].rows:
+        if inside(item.scope, scope) and phase in ("", item.phase):
+            key = (item.scope, item.phase, item.fields["contraction"], item.fields.get("gradient_of"))
+            found.setdefault(key, []).append(item)
+    made = []
+    for rows in found.values():
+        both = zip(*(operands(prediction, item) for item in rows), strict=True)
+        arrays = tuple(replace(same[0], copies=sum(array.copies for array in same)) for same in both)
+        made.append(Declared(rows[0], sum(item.value for item in rows), arrays))
+    return made
+
+
 def matched(
     prediction: Prediction, row: Row, seen: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[LedgerRow, list[Array], Product | None]]:
-    """Yield every declared product in a row's scope and phase, with its operands and the jaxpr's product for it."""
+) -> Iterator[tuple[Declared, Product | None]]:
+    """Yield every declared product in a row's scope and phase, and the jaxpr's product for it."""
     left = products(seen)
-    for item in prediction.ledgers["flops"].rows:
-        if not inside(item.scope, row.scope) or row.phase not in ("", item.phase):
-            continue
-        wanted = operands(prediction, item)
-        own = [other for other in left if other.place == (item.scope, item.phase)]
-        match = min(own, key=lambda other: _distance(wanted, other.arrays), default=None)
+    for item in declared(prediction, row.scope, row.phase):
+        own = [other for other in left if other.place == (item.row.scope, item.row.phase)]
+        match = min(own, key=lambda other: _distance(item.arrays, other.arrays), default=None)
         if match is not None:
             left.remove(match)
-        yield item, wanted, match
+        yield item, match
 
 
 def _operands(prediction: Prediction, row: Row, seen: Sequence[Mapping[str, Any]]) -> Iterator[Pair]:
-    for item, wanted, match in matched(prediction, row, seen):
+    for item, match in matched(prediction, row, seen):
         note = "" if match is not None or not seen else "the jaxpr has no such product"
-        found = [None, None] if match is None else _ordered(wanted, match.arrays)
-        for side, array, other in zip(("left", "right"), wanted, found, strict=True):
-            yield Pair(f"{product(item)}, {side}", array, other, "the jaxpr", note)
+        found = [None, None] if match is None else _ordered(item.arrays, match.arrays)
+        for side, array, other in zip(("left", "right"), item.arrays, found, strict=True):
+            yield Pair(f"{product(item.row)}, {side}", array, other, "the jaxpr", note)
 
 
 @dataclass(frozen=True)
@@ -273,9 +302,14 @@ def _ordered(wanted: Sequence[Array], found: Sequence[Array]) -> list[Array | No
     """Return two operands in the order of the declared ones: a product may name them the other way round."""
     if len(found) != 2:
         return [None, None]
-    straight = sum(_alike(one, other) for one, other in zip(wanted, found, strict=True))
-    turned = sum(_alike(one, other) for one, other in zip(wanted, reversed(found), strict=True))
+    straight = sum(_likeness(one, other) for one, other in zip(wanted, found, strict=True))
+    turned = sum(_likeness(one, other) for one, other in zip(wanted, reversed(found), strict=True))
     return list(found) if straight >= turned else [found[1], found[0]]
+
+
+def _likeness(one: Array, other: Array) -> int:
+    rank = len(one.shape or ()) == len(other.shape or ())
+    return 4 * _alike(one, other) + 2 * (one.elements == other.elements) + rank
 
 
 def _alike(one: Array, other: Array | None) -> bool:
@@ -301,7 +335,8 @@ def _saved(prediction: Prediction, seen: Sequence[Mapping[str, Any]] | None) -> 
         left = [item for item in left if not own or item is not own[0]]
     for row, array, match in waiting:
         if match is None:
-            match = next((item for item in left if _alike(array, _residual(item))), None)
+            alike = (item for item in left if _alike(array, _residual(item)))
+            match = next((item for item in alike if _residual(item).elements == array.elements), None)
             left = [item for item in left if item is not match]
         yield Pair(row.object, array, _residual(match) if match else None, "the jaxpr")
     for item in left:

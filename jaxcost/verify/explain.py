@@ -26,9 +26,9 @@ from jaxcost.reconciliation.rows import Interval, Report, Row
 from jaxcost.verify.arrays import (
     Pair,
     Seen,
+    declared,
     inside,
     matched,
-    operands,
     pairs,
     parsed,
     place,
@@ -46,7 +46,6 @@ QUESTIONS = {
     "residual": "what the compiled layout and counters leave, and what explains it",
 }
 _MOVED = ("bytes_moved", "collective", "collective_bytes", "traffic", "collectives")
-_PEAK = ("live_peak_bytes", "required_bytes", "fits", "moment_bytes", "fragmentation_bytes")
 _PRODUCTS = ("matmul_flops", "jaxpr_matmul_flops", "flops")
 _STATE = ("state", "argument_bytes")
 # Where a number belongs: by its unit, and, for a total that was written down beforehand, by its ledger.
@@ -98,10 +97,11 @@ def _all(rows: Iterable[Mapping[str, Any]]) -> bool | None:
 
 
 def _entry(
-    what: str, predicted: Any, observed: Any, unit: str = "", note: str = "", agrees: bool | None = None
-) -> Entry:
-    """Return one line of a step; whether the sides agree follows from them where both are known."""
-    if agrees is None and predicted is not None and observed is not None:
+    what: str, predicted: Any, observed: Any, unit: str = "", note: str = "", agrees: bool | None = None,
+    comparable: bool = True,
+) -> Entry:  # fmt: skip
+    """Return one line of a step; whether the sides agree follows from them where both are known and comparable."""
+    if agrees is None and predicted is not None and observed is not None and comparable:
         agrees = bool(predicted == observed)
     return {
         "what": what, "predicted": plain(predicted), "observed": plain(observed), "unit": unit, "agrees": agrees,
@@ -157,13 +157,14 @@ class _Walk:
             if left is not None or right is not None:
                 agrees, note = _shapes_agree(pair)
                 axes = pair.predicted.axes if pair.predicted is not None else ""
-                yield _entry(pair.what, left, right, "", "; ".join(filter(None, (axes, note, pair.note))), agrees)
+                note = "; ".join(filter(None, (axes, note, pair.note)))
+                yield _entry(pair.what, left, right, "", note, agrees, comparable=not pair.in_pieces)
 
     def elements(self) -> Iterator[Entry]:
         """Count the numbers of all copies."""
         for pair in self.found:
             left, right = (None if side is None else side.elements for side in (pair.predicted, pair.seen))
-            yield _entry(pair.what, left, right, "scalars", _times(pair))
+            yield _entry(pair.what, left, right, "scalars", _times(pair), comparable=not pair.in_pieces)
         yield from self._own("elements")
 
     def bytes(self) -> Iterator[Entry]:
@@ -171,25 +172,27 @@ class _Walk:
         for pair in self.found:
             left, right = (None if side is None else side.bytes for side in (pair.predicted, pair.seen))
             types = [side.dtype for side in (pair.predicted, pair.seen) if side is not None]
-            yield _entry(pair.what, left, right, "bytes", " predicted, seen as ".join(dict.fromkeys(types)))
-        if self.counter in _PEAK:
-            classes = [other for other in self.report.rows if other.counter.startswith("live_peak_bytes.")]
-            yield from (_of_row(other) for other in classes if other is not self.row)
+            note = " predicted, seen as ".join(dict.fromkeys(types))
+            yield _entry(pair.what, left, right, "bytes", note, comparable=not pair.in_pieces)
+        if self.row.counter in ("live_peak_bytes", "required_bytes", "fits"):
+            parts = "live_peak_bytes." if self.row.counter == "live_peak_bytes" else "live_peak_bytes"
+            found = (other for other in self.report.rows if other.counter.startswith(parts))
+            yield from (_of_row(other) for other in found if parts.endswith(".") or other.counter == parts)
         yield from self._own("bytes")
 
     def flops(self) -> Iterator[Entry]:
         """Set each product beside the jaxpr's, then the sums of both witnesses; list other work apart."""
         if self.counter in _PRODUCTS:
             section = self._section("jaxpr")
-            for item, _, match in matched(self.prediction, self.about, section.get("rows") or ()):
-                spec = str(item.fields.get("product") or item.fields["contraction"])
+            for item, match in matched(self.prediction, self.about, section.get("rows") or ()):
+                spec = str(item.row.fields.get("product") or item.row.fields["contraction"])
                 observed = match.flops if match is not None else 0 if section.get("rows") else None
-                yield _entry(f"{product(item)} ({item.phase})", item.value, observed, "FLOPs", spec)
-            yield from (_of_row(other) for other in self._sums())
+                yield _entry(f"{product(item.row)} ({item.row.phase})", item.flops, observed, "FLOPs", spec)
+            yield from map(_of_row, self._sums())
             work: dict[str, int] = {}
-            for item in self.prediction.ledgers["primitives"].rows:
-                if self._here(item.scope, item.phase):
-                    work[item.object] = work.get(item.object, 0) + item.value
+            for other in self.prediction.ledgers["primitives"].rows:
+                if self._here(other.scope, other.phase):
+                    work[other.object] = work.get(other.object, 0) + other.value
             for kind, count in work.items():
                 yield _entry(f"{kind} (no product)", count, None, "primitives", "no witness counts them")
         if self.counter != "matmul_flops" and self.counter != "jaxpr_matmul_flops":
@@ -252,7 +255,11 @@ class _Walk:
         yield _entry("workload", work.phase, None, "", note)
         for other in self.report.rows:
             if other.counter == self.row.counter and other.scope == self.row.scope and other.phase:
-                yield _of_row(other)
+                if other is self.row or not self.row.phase:
+                    yield _of_row(other)
+                else:  # another phase stands beside this one; its differences are its own
+                    found = _of_row(other)
+                    yield {**found, "agrees": None, "note": f"another phase: {other.status}"}
 
     def residual(self) -> Iterator[Entry]:
         """Give the residual, its explanations with what they rest on, and what is left; then the compiled form."""
@@ -270,9 +277,7 @@ class _Walk:
 
     def _declared_types(self, scope: str, phase: str) -> set[str]:
         """Return the element types of the operands of the products declared in a scope and phase."""
-        rows = self.prediction.ledgers["flops"].rows
-        own = (item for item in rows if inside(item.scope, scope) and item.phase == phase)
-        return {array.dtype for item in own for array in operands(self.prediction, item)}
+        return {array.dtype for item in declared(self.prediction, scope, phase) for array in item.arrays}
 
     def _compiled(self) -> Iterator[Entry]:
         """Name the instructions behind a row of the compiled program: their layouts and element types."""
@@ -280,11 +285,11 @@ class _Walk:
             if self._here(item["scope"], item["phase"]):
                 found = [parsed(item[side]) for side in ("lhs", "rhs")]
                 types = {array.dtype for array in found if array is not None}
-                declared = self._declared_types(item["scope"], item["phase"])
+                types_declared = self._declared_types(item["scope"], item["phase"])
                 text = f"{item['lhs']} x {item['rhs']} -> {item['out']}"
                 note = f"{item['executions']} times, {item['scope'] or 'no scope'}, {item['phase']}"
-                agrees = types <= declared if declared else None
-                yield _entry(item["name"], " or ".join(sorted(declared)) or None, text, "", note, agrees)
+                agrees = types <= types_declared if types_declared else None
+                yield _entry(item["name"], " or ".join(sorted(types_declared)) or None, text, "", note, agrees)
         for item in self._section("compiler").get("memory_analysis", {}).values() if self.row.verdict else ():
             if self.row.observation == item["value"] and item["verdict"] in self.row.verdict:
                 yield _entry(item["meaning"], None, item["value"], self.row.unit, item["verdict"])
@@ -298,7 +303,7 @@ def _shapes_agree(pair: Pair) -> tuple[bool | None, str]:
         return True, ""
     if same_extents(one.shape, other.shape):
         return True, "axes in another order"
-    if other.copies > one.copies:
+    if pair.in_pieces:
         return None, f"in pieces: {other.copies} of them, {one.copies} whole ones declared"
     return False, ""
 

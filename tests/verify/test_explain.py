@@ -23,7 +23,7 @@ from jaxcost.schema import schema
 from jaxcost.verify.explain import QUESTIONS, explain_row
 from jaxcost.verify.failures.common import bundle, counter, tensor_entries
 from jaxcost.verify.failures.subjects import prefill
-from tests.reconciliation.recorded import named, observed, report
+from tests.reconciliation.recorded import NAMES, named, observed, prediction, report
 
 Capture = pytest.CaptureFixture[str]
 Change = Callable[[dict[str, Any]], object]
@@ -101,6 +101,32 @@ def test_a_product_of_the_compiled_program_ends_in_its_instructions() -> None:
     found = walked(MESH, "matmul_flops:group0/mlp/down:forward")
     texts = [row["observed"] for row in lines(found, "residual").values() if row["predicted"] == "bf16"]
     assert any(" x " in str(text) and "bf16[" in str(text) for text in texts)
+
+
+def test_attention_in_blocks_is_compared_by_its_work_alone() -> None:
+    (name,) = (
+        name
+        for name in NAMES
+        if name.startswith("qwen2.5-0.5b_training_h100-1_") and prediction(name).case.execution.remat == "attention"
+    )
+    found = walked(name, "jaxpr_matmul_flops:group0/attn/scores:replay")
+    assert found["first_disagreement"] is None
+    assert "in pieces" in lines(found, "shapes")["group0/attn/scores, left"]["note"]
+    assert lines(found, "FLOPs")["group0/attn/scores (replay)"]["agrees"]  # of two causes, and one product in the jaxpr
+
+
+def test_another_phase_is_shown_and_its_difference_is_its_own() -> None:
+    found = walked(REPLAY, "jaxpr_matmul_flops:group0/mlp/down:forward")
+    beside = lines(found, "phase")["jaxpr_matmul_flops:group0/mlp/down:replay"]
+    assert (beside["predicted"], beside["observed"], beside["agrees"]) == (6144, 0, None)
+    assert found["first_disagreement"] is None
+
+
+def test_replicated_heads_are_another_shape_for_the_same_work() -> None:
+    found = walked(named("qwen3-0.6b_training_h100-2x8"), "jaxpr_matmul_flops:group0/attn/scores:forward")
+    keys = lines(found, "shapes")["group0/attn/scores, right"]
+    assert (keys["predicted"], keys["observed"]) == ([2, 1024, 8, 128], [2, 1024, 16, 128])
+    assert found["status"] == "exact" and found["first_disagreement"]["step"] == "shapes"
 
 
 def test_a_compiler_that_widens_operands_is_seen_in_its_instructions() -> None:
