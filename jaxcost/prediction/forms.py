@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 Number = int | Fraction
 # The order in which sizes stand in a product; mesh axes and calls follow by name.
-ORDER = ("B", "m", "L", "S", "T", "R", "Q", "V", "P", "d", "w", "H", "K", "E", "F", "W")
+ORDER = ("B", "m", "L", "S", "T", "R", "Q", "V", "Vp", "P", "d", "w", "H", "Hp", "K", "E", "F", "W")
 LAYERS = "L"
 BRACKETS = {"floor": "⌊{}⌋", "ceil": "⌈{}⌉"}
 SYMPY_NAMES = {"floor": "floor", "ceil": "ceiling", "mod": "Mod", "min": "Min", "max": "Max"}
@@ -368,8 +368,10 @@ def _peers(form: Form) -> tuple[Form, Form] | None:
                 break
             (within if power else without)[tuple(item for item in mono if item[0] != atom)] = value
         else:
-            ratios = {Fraction(within.get(mono, 0)) / value for mono, value in without.items()}
-            if without.keys() != within.keys() or len(ratios) != 1:
+            if without.keys() != within.keys():
+                continue
+            ratios = {Fraction(within[mono]) / value for mono, value in without.items()}
+            if len(ratios) != 1:
                 continue
             ratio, size = ratios.pop(), Form({((atom, sign),): 1})
             if ratio == -1 and sign == -1:

@@ -7,8 +7,8 @@ so do pipeline stages with their microbatches (a schedule is an order, no formul
 
 Symbols: B sequences, S new rows, T rows visible over a cache, R logits rows, m microbatches, Q rows of an attention
 block, d hidden, w columns of a narrower token table, V vocabulary, P position rows; for each group of layers L, H, K,
-E, F (layers, query heads, K/V heads, head width, MLP width), W its windows, rot the rotated part of a head. Mesh axes
-go by their names. Several groups are numbered (L0, L1).
+E, F (layers, query heads, K/V heads, head width, MLP width), W its windows, rot the rotated part of a head; Vp and Hp
+are V and H with padding. Mesh axes go by their names. Several groups are numbered (L0, L1).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
+
+from pydantic import PrivateAttr
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.record import Record
@@ -39,7 +41,21 @@ OTHER_SIDE = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
 
 
 class TracedCase(Case):
-    """A case whose sizes are traced integers. It equals no plain case, so that nothing remembered of one is used."""
+    """A case whose sizes are traced integers. It equals no plain case, so that nothing remembered of one is used.
+
+    What is padded has a symbol of its own: `Vp` stored vocabulary rows, `Hp` executed query heads.
+    """
+
+    _padded: dict[str, int] = PrivateAttr(default_factory=dict)
+
+    @property
+    def vocabulary_rows(self) -> int:
+        """Stored vocabulary rows."""
+        return self._padded.get("v", super().vocabulary_rows)
+
+    def query_heads(self, group: int) -> int:
+        """Query heads of a group as executed."""
+        return self._padded.get(f"h{group}", super().query_heads(group))
 
 
 @dataclass(frozen=True)
@@ -163,7 +179,24 @@ def traced_case(case: Case) -> tuple[TracedCase, dict[str, Field]]:
         past = Traced(case.workload.past_tokens, Form.of("T") - form_of(parts["workload"].new_tokens))
         parts["workload"] = parts["workload"].model_copy(update={"past_tokens": past})
     data = {name: getattr(case, name) for name in type(case).model_fields}
-    return TracedCase.model_construct(**{**data, **parts}), fields
+    made = TracedCase.model_construct(**{**data, **parts})
+    for key, name, where, value in _padded(case):
+        fields[name] = Field(name, where, value)
+        made._padded[key] = Traced(value, Form.of(name))
+    return made, fields
+
+
+def _padded(case: Case) -> Iterator[tuple[str, str, str, int]]:
+    """Yield (key, symbol, field, value) of what a case pads."""
+    run, groups = case.execution, case.architecture.groups
+    if run.vocabulary_multiple > 1:
+        where = "architecture.vocabulary_size up to a multiple of execution.vocabulary_multiple"
+        yield "v", "Vp", where, case.vocabulary_rows
+    if run.head_multiple > 1:
+        for index in range(len(groups)):
+            heads = f"architecture.groups.{index}.{GROUP_FIELDS['H']}"
+            name = "Hp" if len(groups) == 1 else f"Hp{index}"
+            yield f"h{index}", name, f"{heads} up to a multiple of execution.head_multiple", case.query_heads(index)
 
 
 def _names(case: Case) -> dict[str, str]:
@@ -188,9 +221,6 @@ def _names(case: Case) -> dict[str, str]:
     names.update(
         {f"execution.mesh.{axis.name}": axis.name for axis in run.mesh if axis.size > 1 and axis.name != "pipeline"}
     )
-    for multiple in ("vocabulary_multiple", "head_multiple"):
-        if getattr(run, multiple) > 1:
-            names[f"execution.{multiple}"] = multiple
     for index, group in enumerate(arch.groups):
         number = "" if len(arch.groups) == 1 else str(index)
         names.update({f"architecture.groups.{index}.{path}": f"{name}{number}" for name, path in GROUP_FIELDS.items()})

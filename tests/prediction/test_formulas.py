@@ -169,7 +169,8 @@ def test_padding_stays_in_the_formula() -> None:
     arch = architecture(V=50)
     found = case_formulas(build_case(arch, {"phase": "prefill", "seq": 4, "vocabulary_multiple": 16}))
     form = found.of("parameters.padding").form
-    assert form is not None and form.symbols == {"V", "d", "vocabulary_multiple"}
+    assert form is not None and form.text() == "2*d*(Vp - V)"
+    assert found.fields["Vp"].field.startswith("architecture.vocabulary_size up to") and found.fields["Vp"].value == 64
     assert form.value(found.sizes) == 2 * 14 * 8
     uneven = case_formulas(
         build_case(
