@@ -56,6 +56,7 @@ REAL = _Real()
     metavar="DIR",
     help="Take the compiler's estimate of --target from a record.",
 )
+@click.option("--clock-ghz", type=REAL, metavar="X", help="Clock of the compute units, to turn its cycles into a time.")
 @click.option("--rows", is_flag=True, help="Every op and collective.")
 @output_options(html=True)
 def roofline(model: str | None, rows: bool, html: Path | None, as_json: bool, quiet: bool, **parameters: Any) -> int:
@@ -94,7 +95,7 @@ def roofline(model: str | None, rows: bool, html: Path | None, as_json: bool, qu
     data = document(
         "jaxcost.roofline.v1", case={**case.to_data(), "digest": case.digest}, **found.to_data(),
         regimes=regimes, measured=measured,
-        compiler=_compiler(case, parameters["target"], parameters["replay"], quiet),
+        compiler=_compiler(case, parameters["target"], parameters["replay"], parameters["clock_ghz"], quiet),
         assumptions=list(assumptions(case)),
     )  # fmt: skip
     if html is not None:
@@ -131,24 +132,25 @@ def _overlap(text: str | None) -> Mapping[str, Any] | Any | None:
     return found
 
 
-def _compiler(case: Case, target: str | None, replay: Path | None, quiet: bool) -> dict[str, Any]:
+def _compiler(case: Case, target: str | None, replay: Path | None, clock_ghz: Any, quiet: bool) -> dict[str, Any]:
     """Return the compiler's estimate from a compile or a record; unknown where neither is asked for."""
-    if target is None:
-        reason = "no target was compiled for: name one with --target"
-        return {"target": None, "seconds": None, "covers": "nothing", "reason": reason}
-    from jaxcost.planning.compiler_time import compiler_time
+    from jaxcost.planning.compiler_time import compiler_time, from_compile, nothing_compiled
 
+    if target is None:
+        return nothing_compiled()
+    from jaxcost.observation.targets import parse_target
+
+    found = parse_target(target, "--target")
     if replay is not None:
         from jaxcost.observation.record import find_record, read_record
-        from jaxcost.observation.targets import parse_target
 
-        text = parse_target(target, "--target").text
-        return compiler_time(read_record(find_record(replay, case.digest, text))).to_data()
-    from jaxcost.observation.observe import observe
+        return compiler_time(read_record(find_record(replay, case.digest, found.text))).to_data()
+    from jaxcost.observation.cycles import compiler_cycles
     from jaxcost.report.progress import progress
 
     with progress("compiling", quiet):
-        return compiler_time(observe(case, target)).to_data()
+        answer = compiler_cycles(case, target)
+    return from_compile(answer, found.family, clock_ghz).to_data()
 
 
 COMMANDS = {"roofline": roofline}

@@ -19,7 +19,7 @@ from jaxcost.report.rooflines import (
     NEITHER,
     POINT_COLUMNS,
     REGIME_COLUMNS,
-    compiler_line,
+    compiler_lines,
     conflict_lines,
     crossing_line,
     intensity_text,
@@ -65,7 +65,7 @@ def roofline_page(data: Mapping[str, Any]) -> str:
     ]
     if data["measured"]:
         parts.append("<h2>measured</h2>" + _list(measured_lines(data["measured"])))
-    parts.append(f"<h2>the compiler</h2><p>{escape(compiler_line(data['compiler']))}</p>")
+    parts.append("<h2>the compiler</h2>" + _list(compiler_lines(data)))
     for heading, texts in (
         ("figures on which sources disagree", conflict_lines(device)),
         ("notes", data["notes"]),

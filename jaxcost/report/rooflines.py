@@ -84,7 +84,8 @@ def show_roofline(data: Mapping[str, Any], rows: bool = False) -> None:
     if data["measured"]:
         for text in measured_lines(data["measured"]):
             line(out, text)
-    line(out, compiler_line(data["compiler"]))
+    for text in compiler_lines(data):
+        line(out, text)
     for title, texts in (("conflicting figures", conflict_lines(device)), ("notes", data["notes"])):
         if texts:
             line(out, f"{title}:", style="bold")
@@ -166,12 +167,40 @@ def measured_lines(found: Mapping[str, Any]) -> list[str]:
     return lines + [f"- {cause['text']}" for cause in found["causes"]]
 
 
-def compiler_line(found: Mapping[str, Any]) -> str:
-    """Return the compiler's own estimate in words."""
-    if found["seconds"] is None:
-        return f"the compiler's own estimate: unknown ({found['reason']})"
-    value = f"{found['seconds']:.4g} s" if found["seconds"] <= 0 else seconds_text(found["seconds"])
-    return f"the compiler's own estimate for {found['target']}: {value}, covering {found['covers']} ({found['reason']})"
+def compiler_lines(data: Mapping[str, Any]) -> list[str]:
+    """Return the compiler's own estimates in words, with the shares of its cycles by scope beside ours."""
+    found = data["compiler"]
+    value = "unknown"
+    if found["seconds"] is not None:
+        value = f"{found['seconds']:.4g} s" if found["seconds"] <= 0 else seconds_text(found["seconds"])
+    place = f" for {found['target']}" if found["target"] else ""
+    lines = [f"the compiler's own estimate{place}: {value}, covering {found['covers']} ({found['reason']})"]
+    if found["target"] and found["cycles"] is None:
+        lines.append(f"its cycles: unknown ({found['cycles_reason']})")
+    if found["cycles"] is not None:
+        at = ", a time only at a clock rate (--clock-ghz)"
+        if found["cycle_seconds"] is not None:
+            at = f", {seconds_text(found['cycle_seconds'])} at {found['clock_hz'] / 1e9:g} GHz as declared"
+        lines.append(f"its cycles of the compute units, loops counted: {found['cycles']:,}{at}")
+        lines.append(f"share of its cycles, and of our time: {', '.join(_shares(data))}")
+        none = ", ".join(f"{name} {exact(count)}" for name, count in found["without_estimate"].items())
+        lines.append(f"executions it gives no estimate: {none or 'none'}")
+    return lines
+
+
+def _shares(data: Mapping[str, Any]) -> list[str]:
+    """Return `scope 40% and 38%` for each scope, the compiler's share first; work in no scope is `elsewhere`."""
+    theirs: dict[str, int] = {}
+    for row in data["compiler"]["cycles_by_place"]:
+        parts = row["scope"].split("/")
+        scope = "/".join(parts[: 2 if parts[0].startswith("group") else 1])
+        theirs[scope] = theirs.get(scope, 0) + (row["cycles"] or 0)
+    ours = {item["scope"]: item["overlapped_seconds"] for item in data["scopes"]}
+    whole, time = sum(theirs.values()) or 1, sum(ours.values()) or 1
+    named = [name for name in ours if name in theirs]
+    told = [f"{name} {100 * theirs[name] / whole:.0f}% and {100 * ours[name] / time:.0f}%" for name in named]
+    rest = sum(cycles for name, cycles in theirs.items() if name not in named)
+    return [*told, f"elsewhere {100 * rest / whole:.0f}%"]
 
 
 def conflict_lines(device: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 
 from jaxcost.catalog import load_architecture, manifest_toml
 from jaxcost.cli import main
+from jaxcost.contracts.errors import RejectedError
 from jaxcost.data import room
-from jaxcost.planning.compiler_time import compiler_time
+from jaxcost.planning.compiler_time import compiler_time, from_compile
 from jaxcost.schema import schema
 
 TRAIN = ("llama-3.2-1b", "--phase", "training", "--batch", "64", "--seq", "1024", "--device", "h100")
@@ -172,15 +174,56 @@ def test_an_estimate_that_is_no_time_covers_nothing(value: Any, loops: int, fami
     table = {} if value is None else {"optimal_seconds": value}
     data = {
         "status": "observed", "reason": "", "target": {"text": f"{family}:1", "family": family},
-        "compiler": {"raw": {"cost_analysis": table}}, "hlo": {"loops": [{}] * loops},
+        "compiler": {"raw": {"cost_analysis": table, "cost_analysis_reason": ""}}, "hlo": {"loops": [{}] * loops},
     }  # fmt: skip
     found = compiler_time(Observed(data))
     assert found.covers == covers
     assert found.reason
 
 
+CYCLES = {
+    "target": "tpu-v5e:1x1", "failed": "", "cost_analysis": {"optimal_seconds": 0.5}, "loops": 0, "cycles": 3_000_000,
+    "reason": "", "by_place": [{"scope": "group0/mlp/up", "phase": "forward", "cycles": 3_000_000}],
+    "without_estimate": {"all-reduce": 4},
+}  # fmt: skip
+
+
+def test_cycles_are_a_time_only_at_a_clock() -> None:
+    bare, clocked = from_compile(CYCLES, "tpu"), from_compile(CYCLES, "tpu", 1.5)
+    assert (bare.cycles.total, bare.cycle_seconds) == (3_000_000, None)
+    assert clocked.cycle_seconds == Fraction(1, 500)
+    failed = from_compile({"target": "tpu-v5e:1x1", "failed": "timed out"}, "tpu")
+    assert (failed.cycles.total, failed.covers, failed.reason) == (None, "nothing", "timed out")
+    for bad in (0, -1, True, float("nan"), "fast"):
+        with pytest.raises(RejectedError, match="clock_ghz"):
+            from_compile(CYCLES, "tpu", bad)  # type: ignore[arg-type]
+
+
+def test_cycles_stand_beside_our_shares(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxcost.observation.cycles.compiler_cycles", lambda case, target: CYCLES)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["roofline", *TOY, "--target", "tpu-v5e", "--clock-ghz", "1.5"]) == 0
+    text = capsys.readouterr().out
+    assert "3,000,000, 2 ms at 1.5 GHz as declared" in text
+    assert "group0/mlp 100% and" in text and "elsewhere 0%" in text
+    assert "no estimate: all-reduce 4" in text
+
+
 @pytest.mark.tpu
 def test_an_unrolled_step_is_estimated_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    data = document(capsys, *TOY, "--target", "tpu-v5e", "--layers", "unrolled")
+    data = document(capsys, *TOY, "--target", "tpu-v5e", "--layers", "unrolled", "--clock-ghz", "1.5")
+    jsonschema.validate(data, schema("jaxcost.roofline.v1"))
     assert data["compiler"]["covers"] == "step"
     assert data["compiler"]["seconds"] > 0
+    assert data["compiler"]["cycles"] == sum(row["cycles"] for row in data["compiler"]["cycles_by_place"]) > 0
+    assert data["compiler"]["cycle_seconds"] == data["compiler"]["cycles"] / 1.5e9
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+def test_loops_count_in_cycles_and_not_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same step in a loop over layers: cycles stay of the unrolled step's size, `optimal_seconds` says why not."""
+    scanned = document(capsys, *TOY, "--target", "tpu-v5e")["compiler"]
+    unrolled = document(capsys, *TOY, "--target", "tpu-v5e", "--layers", "unrolled")["compiler"]
+    assert scanned["covers"] == "loop bodies once"
+    assert scanned["cycles"] > unrolled["cycles"] / 2
