@@ -309,7 +309,7 @@ class Subsection(Record):
 class Finding(Record):
     """Something a reader of the source should know: an error, a near miss, two mistakes that cancel."""
 
-    kind: Literal["error_in_source", "cancelling_errors", "inference", "conflict", "not_read"]
+    kind: Literal["error_in_source", "cancelling_errors", "omission", "inference", "conflict", "not_read"]
     text: Text
 
 

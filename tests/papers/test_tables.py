@@ -293,3 +293,42 @@ def test_why_flashattention_s_gflops_are_out_of_reach() -> None:
     assert round(names["pairwise_training"] / 1e9) == 825
     [reason] = [c.reason for c in found("flashattention").cells if c.column == "gflops"]
     assert "825 GFLOPs" in reason
+
+
+def per_token(name: str, table: str, quantity: str, row: int) -> Components:
+    """The ledgers of one row of a table under a quantity's replay."""
+    contract = registry()[name]
+    [found_table] = [item for item in contract.tables if item.name == table]
+    figures = {c.name: c for c in found_table.columns}
+    scope = {
+        column: int(text)
+        for column, text in found_table.cells(row).items()
+        if figures[column].exact and figures[column].role != "label"
+    }
+    item = contract.quantity(quantity)
+    return Components(program(case_of(contract.graph(item.graph), item, scope, found_table.workload)))
+
+
+def said(name: str, kind: str) -> str:
+    return " ".join(item.text for item in registry()[name].findings if item.kind == kind)
+
+
+def test_the_numbers_in_findings_are_the_ledger_s() -> None:
+    llama = per_token("llama3", "total", "six_n", 0)
+    rows, text = llama["rows"], said("llama3", "cancelling_errors")
+    for name, figure in (("training", "2625.4"), ("pairwise_training", "202.9")):
+        assert f"{llama[name] / rows / 1e9:.1f}" == figure and figure in text
+    assert f"{6 * llama['embedding_scalars'] / 1e9:.1f}" == "12.6" and "12.6" in text
+    low = 1 - 6 * llama["parameters"] * rows / llama["training"]
+    causal = 1 - 6 * llama["parameters"] * rows / (llama["training"] - llama["pairwise_training"] / 2)
+    assert f"{100 * low:.1f} percent below the ledger with every pair, {100 * causal:.1f} percent" in text
+    text = said("megatron", "cancelling_errors")
+    for row, figure in ((0, "10.4"), (9, "1.3")):
+        names = per_token("megatron", "table1", "iteration_flops", row)
+        eight = 8 * (names["parameters"] - names["final_norm_scalars"]) * names["rows"]
+        assert f"{100 * (1 - eight / names['executed']):.1f}" == figure and figure in text
+    text = said("gpt3", "cancelling_errors")
+    for row, figure in ((0, "22"), (7, "2.7")):
+        names = per_token("gpt3", "table_d1_decoders", "six_n", row)
+        low = 100 * (1 - 6 * names["parameters"] * names["rows"] / names["training"])
+        assert f"{low:.{1 if '.' in figure else 0}f}" == figure and f" {figure} " in text
