@@ -24,8 +24,9 @@ BOUNDARY = (
     "engineering", "power", "cooling", "facilities", "operations",
 )  # fmt: skip
 SPECS: dict[str, Spec] = {
-    "devices": Spec("devices", "Accelerators of the allocation.", "the provider's written reservation", whole=True),
-    "days": Spec("days", "Length of the allocation.", "the provider's written reservation"),
+    "devices": Spec("devices", "Accelerators of the allocation.", "the provider's written reservation", whole=True,
+                    most=10**7),
+    "days": Spec("days", "Length of the allocation.", "the provider's written reservation", most=10**5),
     "peak": Spec("TFLOP/s", "Dense peak of one device; without it the one on record for --device and --dtype.",
                  "a large matmul of the run's own shapes, timed alone"),
     "mfu": Spec("ratio", "Model FLOPs over peak, in healthy steps.",
@@ -79,6 +80,8 @@ SPECS: dict[str, Spec] = {
     "price": Spec("currency per accelerator-hour", "Price, with its date.", "a written offer with a date"),
     "baseline_devices": Spec("devices", "Devices of the run that scaling is compared with.", "the earlier run's record",
                              whole=True),
+    "baseline_tokens": Spec("tokens", "Useful tokens of that run.", "the earlier run's record"),
+    "baseline_days": Spec("days", "Days of that run, by the measure of this one's end.", "the earlier run's record"),
     "serial_fraction": Spec("ratio", "Share of the baseline's time that more devices do not shorten.",
                             "the same step timed at two or more device counts", above=None, least=0, below=1),
     "slow_probability": Spec("ratio", "Probability that one rank is slow in one step.",
@@ -185,6 +188,8 @@ class RunInputs(_Staged):
     loader_seconds: Assumed | None = None
     price: Assumed | None = None
     baseline_devices: Assumed | None = None
+    baseline_tokens: Assumed | None = None
+    baseline_days: Assumed | None = None
     serial_fraction: Assumed | None = None
     slow_probability: Assumed | None = None
     slow_factor: Assumed | None = None

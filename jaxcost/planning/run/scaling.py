@@ -42,6 +42,27 @@ def throughput_gain(device_ratio: Any, serial_fraction: Any) -> Any:
     return serial_fraction + (1 - serial_fraction) * device_ratio
 
 
+@figure("scaling", "ratio", convention="days of the baseline over days of this run, of the same tokens alone")
+def measured_speedup(total_tokens: Any, baseline_tokens: Any, baseline_days: Any, finish_days: Any) -> Any:
+    """Speedup over the baseline's record."""
+    if total_tokens != baseline_tokens:
+        return Unknown("the token counts differ: a ratio of throughputs, no speedup of fixed work")
+    return float(baseline_days) / float(finish_days)
+
+
+@figure("scaling", "ratio", convention="tokens a day over those of the baseline", omitted="quality, cost")
+def measured_throughput_gain(total_tokens: Any, baseline_tokens: Any, baseline_days: Any, finish_days: Any) -> Any:
+    """Throughput over the baseline's record."""
+    return float(total_tokens) / float(finish_days) / float(baseline_tokens / baseline_days)
+
+
+@figure("", "days", convention="calendar days, healthy ones where no calendar is known")
+def finish_days(calendar_days: Any = None, healthy_days: Any = None) -> Any:
+    """Days to the end of the run."""
+    found = calendar_days if calendar_days is not None else healthy_days
+    return Unknown("the run has no known duration") if found is None else found
+
+
 @figure(
     "tail",
     "ratio",

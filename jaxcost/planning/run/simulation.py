@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from jaxcost.planning.run.sheet import Unknown
 
 # Turns of the loop after which a run is given up: it makes next to no progress.
-MOST_FAILURES = 20_000
+MOST_FAILURES = 10_000
+# Beyond it the segments of a run are no longer counted exactly in a double.
+MOST_SEGMENTS = 2**53
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ def simulate(
     """
     import numpy as np
 
+    if work / interval > MOST_SEGMENTS:
+        return Unknown(f"more than {MOST_SEGMENTS} intervals in a run")
+    if work / mtbf > MOST_FAILURES:  # a run lasts no less than its work
+        return Unknown(f"more than {MOST_FAILURES} failures in a run")
     draws = np.random.default_rng(seed)
     segments = max(int(-(-work // interval)), 1)
     last = work - (segments - 1) * interval
@@ -49,7 +55,7 @@ def simulate(
     running = np.ones(runs, dtype=bool)
     for _ in range(MOST_FAILURES):
         left = np.where(running, segments - done, 0)
-        whole = np.floor((failing - clock) / (interval + pause)).astype(np.int64)
+        whole = np.floor((failing - clock) / (interval + pause))
         ends = clock + (left - 1) * (interval + pause) + last + pause
         finished = running & (ends <= failing)
         clock = np.where(finished, ends, clock)
@@ -58,7 +64,7 @@ def simulate(
             share = work / clock
             error = float(share.std(ddof=1) / np.sqrt(runs))
             return Simulation(float(share.mean()), error, float(failures.mean()), runs)
-        done = np.where(running, done + np.minimum(whole, left - 1), done)
+        done = np.where(running, done + np.minimum(whole, left - 1).astype(np.int64), done)
         clock = np.where(running, failing, clock)
         failures += running
         waiting = running.copy()

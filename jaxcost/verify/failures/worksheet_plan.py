@@ -282,6 +282,28 @@ def _caveats() -> list[Failure]:
             guard="jaxcost.planning.run.assumed:Assumed.problems",
         ),
         judged(
+            "caveat/68",
+            "runs of different token counts are compared as a speedup of fixed work",
+            "a shorter run passes for a faster one",
+            "planning.run, scaling against an earlier run",
+            sound=lambda: _speedup("3e12"),
+            faulty=lambda: _speedup("1e12"),
+            passes="a speedup",
+            wanted="none",
+            guard=Guard("jaxcost.planning.run.sheet:FIGURES.measured_speedup", _any_tokens),
+        ),
+        judged(
+            "caveat/69",
+            "padding is counted as useful tokens",
+            "the run takes fewer steps than its tokens need",
+            CLAIMS,
+            sound=_claim("optimizer_steps", 953675, padding="0.25"),
+            faulty=_claim("optimizer_steps", 715256, padding="0.25"),
+            passes=("exact", "bounded"),
+            wanted="open",
+            guard=CLAIMED,
+        ),
+        judged(
             "caveat/67",
             "a run is signed as fitting because its state, divided by all devices, fits",
             "activations, gathered weights and buffers have no room",
@@ -293,6 +315,20 @@ def _caveats() -> list[Failure]:
             guard=Guard("jaxcost.planning.run.sheet:FIGURES.fits", _bound_alone),
         ),
     ]
+
+
+def _speedup(tokens: str) -> str:
+    return "none" if _plan(baseline_tokens=tokens, baseline_days=300).known("measured_speedup") is None else "a speedup"
+
+
+def _any_tokens(original: Any) -> Any:
+    """A removal: days are compared, whatever was trained in them."""
+
+    def measured_speedup(baseline_days: Any, finish_days: Any) -> float:
+        """Days over days."""
+        return float(baseline_days) / float(finish_days)
+
+    return replace(original, compute=measured_speedup)
 
 
 def _bound_alone(original: Any) -> Any:

@@ -29,7 +29,7 @@ SIGMAS = 5
     ],
 )
 def test_simulation_agrees_with_dalys_formula(interval: float, pause: float, mtbf: float, restart: float) -> None:
-    seen = simulate(400 * interval, interval, pause, mtbf, restart, runs=512, seed=1)
+    seen = simulate(200 * interval, interval, pause, mtbf, restart, runs=512, seed=1)
     assert isinstance(seen, Simulation)
     formula = productive(interval, pause, mtbf, restart)
     assert formula is not None

@@ -127,6 +127,15 @@ def test_scaling_of_fixed_and_of_growing_work() -> None:
     assert scenario(serial_fraction=0).known("fixed_work_limit") is None
 
 
+def test_other_token_counts_are_no_speedup_of_fixed_work() -> None:
+    same = scenario(baseline_tokens="3.28e12", baseline_days=300)
+    assert same.known("measured_speedup") == pytest.approx(300 / same.known("calendar_days"))
+    assert same.known("measured_throughput_gain") == pytest.approx(same.known("measured_speedup"))
+    other = scenario(baseline_tokens="1e12", baseline_days=300)
+    assert other.known("measured_speedup") is None and other.known("measured_throughput_gain") > 1
+    assert "no speedup of fixed work" in other.sheet.value("measured_speedup").reason
+
+
 def test_a_step_waits_for_its_slowest_rank() -> None:
     plan = scenario(slow_probability="0.001", slow_factor=2)
     assert plan.known("slow_step_probability") == pytest.approx(1 - 0.999**256, rel=1e-12)
