@@ -80,11 +80,15 @@ def derivative_text(row: Mapping[str, Any]) -> str:
     found = row.get("derivative")
     if not found:
         return ""
-    slope = f"d/d{found['symbol']} = {found['formula']} = {exact(found['at_base'])}"
+    slope = f"no derivative by {found['symbol']}: the formula has it in steps"
+    if found["formula"] is not None:
+        slope = f"d/d{found['symbol']} = {found['formula']} = {exact(found['at_base'])}"
     if not found["agrees"]:
         return f"{slope}; {found['reason']}"
     if found["linear"]:
         return f"{slope}; linear: times {signed(found['step'])} is the difference, exactly"
+    if found["difference_formula"] is None:
+        return f"{slope}; no polynomial: exact by evaluation"
     return f"{slope}; not linear: {found['difference_formula']} at h = {signed(found['step'])}"
 
 

@@ -95,11 +95,15 @@ def test_a_kind_has_no_derivative(text: str) -> None:
     assert "no size" in found.no_derivative and all(row.derivative is None for row in found.deltas)
 
 
-def test_padding_keeps_its_derivative_until_the_formula_stops_holding() -> None:
+def test_a_padded_size_follows_in_steps_and_has_no_derivative() -> None:
     case = build_case(toy(False), {"phase": "prefill", "seq": 4, "vocabulary_multiple": 5})
-    assert of(case, "vocabulary_size=24", "parameters.unique")["agrees"]
-    stored = of(case, "vocabulary_size=17", "parameters.stored")  # 16 rows and 17 are both stored as 20
-    assert stored["formula"] is None and stored["agrees"] and not stored["linear"] and stored["difference"] == 0
+    assert of(case, "vocabulary_size=24", "parameters.unique")["linear"]
+    stored = of(case, "vocabulary_size=24", "parameters.stored")  # 16 rows are stored as 20, and 24 as 25
+    assert stored["formula"] is None and not stored["linear"] and stored["agrees"]
+    assert stored["difference"] == 2 * 8 * 5
+    assert only(case, "vocabulary_size=17").delta("parameters.stored").invariant
+    padding = of(case, "vocabulary_size=17", "parameters.padding")
+    assert padding["linear"] and padding["difference"] == -2 * 8  # the padded size stays
 
 
 def test_a_formula_that_does_not_hold_over_the_step_says_what_must_hold() -> None:
@@ -145,7 +149,7 @@ def test_calculus_of_a_form() -> None:
 def test_a_size_inside_a_call_has_no_derivative() -> None:
     form = Form.of(Call("floor", (X / Form.of(2),))) + X
     assert powers(form, "x") is None and slope(form, "x") is None
-    found = derivative(form, "x", {"x": 4}, 2, 6, 9)
+    found = derivative(form, "x", ({"x": 4}, {"x": 6}), 6, 9)
     assert (found["formula"], found["at_base"], found["linear"], found["difference"]) == (None, None, False, 3)
     assert found["agrees"]
     assert powers(form, "y") == {0: form}
@@ -153,7 +157,7 @@ def test_a_size_inside_a_call_has_no_derivative() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(7, 9), (6, 10), (None, 9), (6, None)])
 def test_one_unit_off_is_no_agreement(before: int | None, after: int | None) -> None:
-    found = derivative(X + X * X * Form.of(Fraction(1, 8)), "x", {"x": 4}, 2, before, after, ["x > 1"])
+    found = derivative(X + X * X * Form.of(Fraction(1, 8)), "x", ({"x": 4}, {"x": 6}), before, after, ["x > 1"])
     assert not found["agrees"] and found["reason"]
-    sound = derivative(X + X * X * Form.of(Fraction(1, 8)), "x", {"x": 4}, 4, 6, 16)
+    sound = derivative(X + X * X * Form.of(Fraction(1, 8)), "x", ({"x": 4}, {"x": 8}), 6, 16)
     assert sound["agrees"] and "reason" not in sound

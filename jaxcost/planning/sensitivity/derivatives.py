@@ -18,7 +18,7 @@ from jaxcost.contracts.case import Case
 from jaxcost.planning.sensitivity.fields import mesh_sizes
 from jaxcost.planning.sensitivity.scenario import Moved, Scenario
 from jaxcost.prediction.forms import Call, Form
-from jaxcost.prediction.formulas import CaseFormulas, case_formulas
+from jaxcost.prediction.formulas import CaseFormulas, case_formulas, traced_case
 from jaxcost.prediction.rows import plain
 
 VISIBLE = "workload.past_tokens"
@@ -59,12 +59,15 @@ class Slopes:
             return {}, NO_SYMBOL
         name, before, after = step
         at = {**formulas.sizes, name: before}
+        # Sizes that follow from others (padded ones) are those of the case.
+        new = {**at, **{symbol: item.value for symbol, item in traced_case(found.case)[1].items()}, name: after}
+        moved = {symbol for symbol in at if new[symbol] != at[symbol]}
         answer = {}
-        for path, old, new in rows:
+        for path, base, value in rows:
             total = next((item for item in formulas.totals if item.path == path), None)
-            if total is not None and total.form is not None and (name in total.form.symbols or old != new):
+            if total is not None and total.form is not None and (moved & total.form.symbols or base != value):
                 holds = formulas.conditions[path.partition(".")[0]]
-                answer[path] = derivative(total.form, name, at, after - before, old, new, holds)
+                answer[path] = derivative(total.form, name, (at, new), base, value, holds)
         return answer, ""
 
 
@@ -129,11 +132,26 @@ def growth(form: Form, name: str, at: Mapping[str, int]) -> dict[int, Fraction] 
 
 
 def derivative(
-    form: Form, name: str, at: Mapping[str, int], step: int, before: Any, after: Any, conditions: Iterable[str] = ()
+    form: Form,
+    name: str,
+    sizes: tuple[Mapping[str, int], Mapping[str, int]],
+    before: Any,
+    after: Any,
+    conditions: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return one derivative: its formula, its value at the base, and the exact difference over the step."""
-    own, grown = slope(form, name), growth(form, name, at)
-    difference = form.value({**at, name: at[name] + step}) - form.value(at)
+    """Return one derivative: its formula, its value at the base, and the exact difference over the step.
+
+    Args:
+        form, name: the total, and the size that moves.
+        sizes: all sizes before and after. Where another size of the form follows in steps there is no derivative.
+        before, after: the predicted total.
+        conditions: what must hold for the form.
+    """
+    at, new = sizes
+    step = new[name] - at[name]
+    alone = all(new[other] == at[other] for other in form.symbols if other != name)
+    own, grown = (slope(form, name), growth(form, name, at)) if alone else (None, None)
+    difference = form.value(new) - form.value(at)
     if grown is not None:  # the two ways to the difference are one polynomial
         assert sum(value * step**power for power, value in grown.items()) == difference
     found: dict[str, Any] = {
