@@ -174,8 +174,6 @@ def read_options(model: str | None, parameters: Mapping[str, Any]) -> tuple[RunI
             manifest = load(model)
         except RejectedError as error:
             problems += error.problems
-    elif data.get("model") is not None and isinstance(data["model"], str) and path is not None:
-        manifest = None
     if problems:
         raise RejectedError(problems)
     return read_inputs(data, path.name if path is not None else ""), manifest, folder
@@ -189,7 +187,7 @@ def _take_case(data: dict[str, Any], parameters: Mapping[str, Any]) -> Manifest 
         file = load_case_file(parameters["case_file"])
         manifest, options = file.manifest, dict(file.options)
         if manifest is not None:
-            data.setdefault("model", manifest.architecture.name)
+            data["model"] = manifest.architecture.name
     options |= given(parameters)
     phase = options.pop("phase", "training")
     if phase != "training":

@@ -97,6 +97,20 @@ def test_global_sequences_give_the_microbatch(capsys: pytest.CaptureFixture[str]
     assert item["value"] == 2
 
 
+def test_a_case_file_gives_model_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "case.toml"
+    path.write_text('model = "llama-3.2-1b"\nphase = "training"\nbatch = 64\nseq = 4096\nremat = "block"\n'
+                    "mesh = { data = 8, fsdp = 8, tensor = 4 }\n", encoding="utf-8")  # fmt: skip
+    code, data = run(capsys, "--case", str(path), *BASE)
+    assert code == 0 and data["model"] == "llama-3.2-1b"
+    chosen = {item["name"]: item["value"] for item in data["choices"]}
+    assert chosen["mesh"] == "data=8,fsdp=8,tensor=4" and chosen["remat"] == "block"
+    plan = tmp_path / "plan.toml"
+    plan.write_text('model = "gpt2"\n', encoding="utf-8")
+    _, data = run(capsys, "--plan", str(plan), "--case", str(path), *BASE)
+    assert data["model"] == "llama-3.2-1b" == data["inputs"]["model"]
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
