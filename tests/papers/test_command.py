@@ -88,6 +88,7 @@ def test_the_gate_in_a_document(document: Callable[..., Any]) -> None:
             assert item["value"] is None and item["differences"] == []
         else:
             assert item["value"] == model["ledger"] + sum(step["amount"] for step in item["differences"])
+            assert item["ratio"] == pytest.approx(item["value"] / model["ledger"], rel=1e-12)
     assert model["rows"] == 128
 
 
@@ -196,3 +197,12 @@ def test_the_list_loads_neither_jax_nor_sympy(root: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
+
+
+def test_the_example_of_the_page_runs(root: Path) -> None:
+    page = (root / "docs" / "papers.md").read_text(encoding="utf-8")
+    code = page.split("## From Python")[1].split("## ")[0]
+    names: dict[str, Any] = {}
+    exec("\n".join(line[4:] for line in code.splitlines() if line.startswith("    ")), names)
+    assert names["found"].status == "bounded"
+    assert names["compare"]([names["kaplan"], names["palm"]], names["case"]).status == "normalized"
