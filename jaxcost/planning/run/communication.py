@@ -92,3 +92,16 @@ def inside_seconds(inside_send_bytes_per_step: Any, node_bytes_per_s: Any) -> An
 def network_bytes_per_s_needed(between_send_bytes_per_step: Any, step_seconds: Any) -> Any:
     """Network rate of a device that the step needs at least, in one direction."""
     return between_send_bytes_per_step / step_seconds
+
+
+@figure(
+    "communication",
+    "s",
+    scope="step",
+    staged=True,
+    convention="step less its executed FLOPs at peak: exposed transfers, bubbles, launches and ops bound by memory "
+    "have to fit here",
+)
+def seconds_beyond_arithmetic(step_seconds: Any, executed_utilisation: Any) -> Any:
+    """Time of a step that is not arithmetic at peak."""
+    return step_seconds * (1 - executed_utilisation)

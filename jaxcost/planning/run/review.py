@@ -19,7 +19,7 @@ from jaxcost.report.numbers import about
 FRAGILE = Fraction(5, 100)
 MEMORY = ("peak_lower_bytes", "peak_upper_bytes", "memory_limit_bytes")
 # Findings that make a plan infeasible; any other is a remark.
-INFEASIBLE = ("over budget", "over the calendar", "does not fit")
+INFEASIBLE = ("over budget", "over the calendar", "does not fit", "above the peak", "transfers over the step")
 
 
 def status(plan: RunPlan, noted: list[dict[str, str]]) -> str:
@@ -149,7 +149,13 @@ def _communication(plan: RunPlan) -> tuple[bool, str]:
         text += f"; inside a node {_number(inside)} s of transfers if nothing overlaps" if inside else ""
         need = plan.known("network_bytes_per_s_needed", stage)
         text += f"; between nodes {_number(need / 10**9)} GB/s of each device" if need else ""
-        texts.append(text + ". What of it is exposed only a profile of the step can say.")
+        rest = plan.known("seconds_beyond_arithmetic", stage)
+        text += (
+            f". {_number(rest)} s of a step are not arithmetic at peak: what is exposed has to fit there"
+            if rest
+            else ""
+        )
+        texts.append(text + "; how much it is only a profile can say.")
     return known, " ".join(texts)
 
 
@@ -233,6 +239,14 @@ def _stages(plan: RunPlan) -> Iterator[tuple[str, str]]:
         if plan.known("fits", stage) == "no":
             lower, limit = plan.known("peak_lower_bytes", stage), plan.known("memory_limit_bytes", stage)
             yield "does not fit", f"{label}at least {about(int(lower), 'bytes')} of {about(int(limit), 'bytes')}"
+        executed = plan.known("executed_utilisation", stage)
+        if executed is not None and executed > 1:
+            text = f"{label}with the recomputation the utilisation is {float(100 * executed):.1f}% of peak"
+            yield "above the peak", text
+        inside, step = plan.known("inside_seconds", stage), plan.known("step_seconds", stage)
+        if inside is not None and step is not None and inside > step:
+            text = f"{label}{_number(inside)} s of transfers inside a node in a step of {_number(step)} s"
+            yield "transfers over the step", text
         spare = plan.known("headroom_bytes", stage)
         if spare is not None and 0 <= spare < FRAGILE * plan.known("memory_limit_bytes", stage):
             yield "fragile", f"{label}{about(int(spare), 'bytes') or f'{spare} bytes'} to spare at the peak"

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxcost.planning.run.budget import DAY
 from jaxcost.planning.run.sheet import Unknown, figure
-from jaxcost.planning.utilisation import useful_rate
+from jaxcost.planning.utilisation import hfu, useful_rate
 
 HEALTHY = "healthy steps only: no checkpoint pause, failure, replay or restart"
 
@@ -87,6 +87,27 @@ def step_seconds(
     replicas = data_parallel_degree or 1
     work = Fraction(step_positions, replicas) * flops_per_token
     return work / (device_peak.per_second * mfu * Fraction(devices, replicas))
+
+
+@figure(
+    "steps",
+    "ratio",
+    scope="step",
+    staged=True,
+    convention="executed FLOPs, recomputed ones too, over peak; above one the utilisation and the recomputation "
+    "do not go together",
+)
+def executed_utilisation(
+    step_positions: Any,
+    flops_per_token: Any,
+    executed_over_model: Any,
+    step_seconds: Any,
+    devices: Any,
+    device_peak: Any,
+) -> Any:
+    """HFU that the declared MFU implies."""
+    executed = step_positions * flops_per_token * executed_over_model
+    return hfu(Fraction(executed), Fraction(step_seconds), devices, device_peak).value
 
 
 @figure("steps", "s", scope="stage", staged=True, convention=HEALTHY + "; all arithmetic over the useful rate")

@@ -78,6 +78,25 @@ def test_transfers_are_those_of_the_collectives_ledger(predicted: Prediction) ->
     assert plan.known("inside_seconds") == Fraction(inside, 450 * 10**9)
 
 
+def test_what_the_utilisation_leaves_for_everything_else() -> None:
+    plan = with_model()
+    assert plan.known("executed_utilisation") == Fraction(2, 5) * plan.known("executed_over_model")
+    rest = plan.known("step_seconds") * (1 - plan.known("executed_utilisation"))
+    assert plan.known("seconds_beyond_arithmetic") == rest > 0
+
+
+def test_a_utilisation_that_recomputation_lifts_above_the_peak_is_infeasible() -> None:
+    noted = {item["kind"] for item in findings(with_model(mfu="0.9"))}
+    assert "above the peak" in noted and "above the peak" not in {item["kind"] for item in findings(with_model())}
+
+
+def test_transfers_longer_than_the_step_are_infeasible() -> None:
+    crowded = with_model(mesh={"fsdp": 4, "tensor": 8}, seq=16, micro_batch=1, mfu="1")
+    assert crowded.known("inside_seconds") > crowded.known("step_seconds")
+    assert "transfers over the step" in {item["kind"] for item in findings(crowded)}
+    assert "transfers over the step" not in {item["kind"] for item in findings(with_model())}
+
+
 def test_six_p_undercounts_more_as_the_context_grows() -> None:
     arch = jaxcost.load("llama-3.1-8b")
     rows = by_context(arch, 8_030_261_248, (2048, 8192, 32768, 131072), Fraction(10**24), ())
