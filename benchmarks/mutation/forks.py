@@ -83,7 +83,7 @@ def child(work: Callable[[], Any], cpu_s: float, wall_s: float, log: Path) -> tu
             while answer:
                 answer = answer[os.write(writing, answer) :]
             os._exit(0)
-        except BaseException:
+        except BaseException:  # noqa: BLE001  # whatever it is, a child must not go on as if it were the parent
             import traceback
 
             traceback.print_exc()
@@ -173,9 +173,8 @@ class Functions:
                 code = found.__code__
                 if "/jaxcost/" in code.co_filename:
                     self.by_code.setdefault((code.co_filename, code.co_qualname, code.co_firstlineno), []).append(found)
-            elif isinstance(found, functools._lru_cache_wrapper):
-                if str(getattr(found, "__module__", "")).split(".")[0] in ("jaxcost", "tests"):
-                    self.caches.append(found)
+            elif isinstance(found, functools._lru_cache_wrapper) and _ours(found):
+                self.caches.append(found)
 
     def clear(self) -> None:
         for cache in self.caches:
@@ -190,6 +189,10 @@ class Functions:
             for function in found:
                 function.__code__ = other.replace(co_filename=path)
         return True
+
+
+def _ours(found: object) -> bool:
+    return str(getattr(found, "__module__", "")).split(".")[0] in ("jaxcost", "tests")
 
 
 # One module exchanged
