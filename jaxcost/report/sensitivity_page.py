@@ -43,9 +43,9 @@ def sensitivity_page(data: Mapping[str, Any]) -> str:
         _head(data),
         _ratios(data, found),
         _tornados(data, found),
-        _moved(data),
         *(_vector(data, item) for item in data["vectors"]),
         _observed(data.get("observed", ())),
+        _moved(data),
         _left_out(data),
     ]
     body = "\n".join(part for part in parts if part)
@@ -111,9 +111,20 @@ def _tornados(data: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> st
 
 
 def _moved(data: Mapping[str, Any]) -> str:
+    if not data["cases"]:
+        return ""
+    every = _numbers(data["cases"])
+    return (
+        f"<h2>what moves</h2>{_numbers(data['cases'], data['columns'])}"
+        f"<details><summary>every total that moves</summary>{every}</details>"
+    )
+
+
+def _numbers(cases: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> str:
+    """The exact numbers of cases: of all totals that move, or of the columns among them."""
     rows = []
-    for item in data["cases"]:
-        shown = moved_rows(item)
+    for item in cases:
+        shown = moved_rows(item, columns)
         title = escape(item["name"])
         if len(item["moved"]) > 1:
             title += f'<br><span class="dim">as one: {escape(together(item))}</span>'
@@ -125,10 +136,7 @@ def _moved(data: Mapping[str, Any]) -> str:
             ])  # fmt: skip
         if not shown:
             rows.append([title, "nothing moves", *[DASH] * 4, ""])
-    if not rows:
-        return ""
-    table = _grid(("field", "total", "base", "value", "difference", "ratio", "derivative"), rows, range(2, 6))
-    return f"<h2>every total that moves</h2><details open><summary>exact numbers</summary>{table}</details>"
+    return _grid(("field", "total", "base", "value", "difference", "ratio", "derivative"), rows, range(2, 6))
 
 
 def _vector(data: Mapping[str, Any], item: Mapping[str, Any]) -> str:
@@ -141,7 +149,9 @@ def _vector(data: Mapping[str, Any], item: Mapping[str, Any]) -> str:
         for row in moved_rows(item, data["columns"])
     ]  # fmt: skip
     heads = ("total", "base", "value", "difference", "sum of the fields alone", "interaction")
-    reasons = dict.fromkeys(row["interaction_reason"] for row in item["totals"] if row.get("interaction_reason"))
+    reasons = dict.fromkeys(
+        row["interaction_reason"] for row in moved_rows(item, data["columns"]) if row.get("interaction_reason")
+    )
     notes = "".join(f"<li>{escape(text)}</li>" for text in (*item["notes"], *reasons))
     return f"<h2>vector: {escape(item['name'])}</h2>{_grid(heads, rows, range(1, 6))}<ul>{notes}</ul>"
 
