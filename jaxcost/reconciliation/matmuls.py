@@ -21,6 +21,7 @@ The amounts come from shapes, counts and the jaxpr; none is computed from the re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -101,6 +102,11 @@ class Matmuls:
         found = {place: self._used(place) - other._used(place) for place in self.predicted if _top(place[0]) in alone}
         return {place: amount for place, amount in found.items() if amount > 0}
 
+    def _is_loop(self, group: str) -> bool:
+        """Return whether the module holds a loop over the layers of a group; one without a name may be it."""
+        names = [loop["op_name"] for loop in self.hlo["loops"]]
+        return any(not name or re.search(rf"\b{group}\)*/while$", name) for name in names)
+
     def _used(self, place: Place) -> int:
         return self.predicted.get(place, 0) - self.dead.get(place, (0, 0, ""))[0]
 
@@ -159,13 +165,12 @@ class Matmuls:
             yield from self._row_sums(place)
             return
         unused = [item for item in members if item in self.idle]
-        amount = sum(self.idle[item] for item in unused)
-        written, seen = (sum(side.get(item, 0) for item in members) for side in (self.predicted, self.compiled))
-        if unused and seen + amount <= written:
+        if unused and not self._is_loop(_top(place[0])):
             evidence = (
-                f"one layer in {_top(place[0])}, nothing below it is trained; no product left for it in the module"
+                f"one layer in {_top(place[0])}, nothing below it is trained; the module has no loop of that name, so "
+                "the layer is written out"
             )
-            yield Explanation(-amount, IDLE, evidence)
+            yield Explanation(-sum(self.idle[item] for item in unused), IDLE, evidence)
         yield from self._strength(place, coarse)
         yield from self._padding(place, coarse)
         yield from self._fewer(members, place)

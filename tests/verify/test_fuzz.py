@@ -95,6 +95,19 @@ def test_habits_of_the_compiler_are_explained_to_the_unit(pool: Pool) -> None:
         assert reason in {item.reason for row in rows for item in row.explanations}
 
 
+def test_a_layer_that_is_still_a_loop_has_no_idle_gradient_to_lose(pool: Pool) -> None:
+    """The same module, told to hold a loop over the group: the missing products are then open."""
+    case = HABITS[IDLE]
+    (observed,) = observe_many([Wish(case, "cpu:1", 0, second_compile=False)], pool=pool)
+    assert observed.data["hlo"]["loops"] == []
+    for name in ("jit(training_step)/transpose(jvp(group0))/while", ""):
+        document = copy.deepcopy(observed.to_dict())
+        document["hlo"]["loops"] = [{"op_name": name}]
+        report = reconcile(predict(case), Observed.from_dict(document))
+        assert report.status == "open"
+        assert IDLE not in {item.reason for row in report.rows for item in row.explanations}
+
+
 def test_only_one_scanned_layer_with_nothing_trained_below_has_an_idle_gradient(
     seen: dict[int | None, list[Observed]],
 ) -> None:
