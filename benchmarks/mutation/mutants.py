@@ -18,9 +18,8 @@ import ast
 import difflib
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -82,7 +81,7 @@ class Mutant:
             code = compile(self.source, self.module, "exec", dont_inherit=True)
         except (SyntaxError, ValueError):
             return False
-        return not _same(compile(self.original, self.module, "exec", dont_inherit=True), code)
+        return not _same(_compiled(self.original), code)
 
     @property
     def name(self) -> str:
@@ -135,11 +134,9 @@ class Module:
         return tuple(made)
 
 
-def modules(rooms: tuple[str, ...] = tuple(ROOMS)) -> Iterator[Module]:
-    """Every module of the rooms, by name."""
-    for room in rooms:
-        for path in sorted((ROOT / ROOMS[room]).rglob("*.py")):
-            yield Module(path)
+@lru_cache(maxsize=1)
+def _compiled(text: str) -> CodeType:
+    return compile(text, "original", "exec", dont_inherit=True)
 
 
 def folds() -> frozenset[str]:

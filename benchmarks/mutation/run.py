@@ -59,16 +59,29 @@ def drawn(room_mutants: dict[str, list[Mutant]], seed: str, count: int, not_in: 
             if mutant.name not in out and mutant.is_one:
                 found.append(mutant)
                 left -= 1
-    return found
+    return sorted(found, key=lambda at: (at.module, at.line))
 
 
 def population() -> tuple[list[Mutant], dict[str, list[Mutant]]]:
     """Return the mutants of the folds, and those of all other modules by room."""
     folds, rest = [], {room: [] for room in mutants.ROOMS}
     chosen = mutants.folds()
-    for module in mutants.modules():
-        (folds if module.name in chosen else rest[module.room]).extend(module.mutants)
+    for room, folder in mutants.ROOMS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found = mutants_of(path)
+            (folds if path.relative_to(ROOT).as_posix() in chosen else rest[room]).extend(found)
     return folds, rest
+
+
+def mutants_of(path: Path) -> tuple[Mutant, ...]:
+    """Return a module's mutants, kept for its text and these rules: finding them takes a second."""
+    digest = hashlib.sha256(path.read_bytes() + (HERE / "mutants.py").read_bytes()).hexdigest()
+    place = STATE / "mutants" / f"{digest[:24]}.pickle"
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(pickle.dumps(mutants.Module(path).mutants))
+    found: tuple[Mutant, ...] = pickle.loads(place.read_bytes())
+    return found
 
 
 def parts() -> dict[str, list[Mutant]]:
