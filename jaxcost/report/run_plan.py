@@ -37,7 +37,10 @@ def show_run_plan(data: Mapping[str, Any], rows: bool = False) -> None:
     line(out, "chosen: " + "  ".join(choice_texts(data["choices"])))
     for section, listed in sections(data):
         _section(out, section, listed, rows, len(data["stages"]) > 1)
-    if not rows:
+    _components(out, data)
+    if rows:
+        _transfers(out, data["transfers"])
+    else:
         _missing(out, data["figures"])
     _contexts(out, data["contexts"])
     if rows:
@@ -164,6 +167,26 @@ def _section(out: Console, section: str, listed: Sequence[Mapping[str, Any]], ro
     if rows:
         for reason, names in unknown(listed).items():
             line(out, f"{TITLES[section]}, unknown: {', '.join(names)} ({reason})")
+
+
+def _components(out: Console, data: Mapping[str, Any]) -> None:
+    shown = table("component", "moment", "bytes", "about", "counted by", title="memory by component", right=("bytes",))
+    for item in data["components"]:
+        label = item["component"].replace("_", " ") + (f" ({item['stage']})" if len(data["stages"]) > 1 else "")
+        size = item["bytes"]
+        shown.add_row(label, item["moment"], number(size), beside(size, "bytes"), item["basis"])
+    out.print(shown)
+
+
+def _transfers(out: Console, listed: Sequence[Mapping[str, Any]]) -> None:
+    if not listed:
+        return
+    numbers = ("ranks", "array bytes", "times", "bytes in a step")
+    shown = table("array", "phase", "collective", "over", *numbers, title="largest transfers of a step", right=numbers)
+    for item in listed:
+        sizes = (number(item[key]) for key in ("participants", "payload_bytes", "times", "step_bytes"))
+        shown.add_row(item["object"], item["phase"], item["kind"], item["axis"], *sizes)
+    out.print(shown)
 
 
 def _missing(out: Console, figures: Sequence[Mapping[str, Any]]) -> None:

@@ -72,6 +72,7 @@ def run_plan_page(data: Mapping[str, Any]) -> str:
         '<h2 class="appendix">What follows</h2>' + _figures(data),
         _curve(data),
         _components(data),
+        _transfers(data["transfers"]),
         "<h2>What each assumption means, and the test that would measure it</h2>" + _tests(data["assumptions"]),
         _contracts(data),
     ]
@@ -214,7 +215,21 @@ def _components(data: Mapping[str, Any]) -> str:
         for item in data["components"]
     ]  # fmt: skip
     heads = ("stage", "moment", "component", "bytes", "about", "counted by")
-    return "<h2>Memory of a device by component</h2>" + _table(heads, rows, (3, 4))
+    return "<h2>Memory by component</h2>" + _table(heads, rows, (3, 4))
+
+
+def _transfers(listed: Sequence[Mapping[str, Any]]) -> str:
+    if not listed:
+        return ""
+    rows = [
+        (
+            *(escape(str(item[key])) for key in ("stage", "object", "scope", "phase", "kind", "axis")),
+            *(escape(number(item[key])) for key in ("participants", "payload_bytes", "times", "step_bytes")),
+        )
+        for item in listed
+    ]
+    heads = ("stage", "array", "in", "phase", "collective", "over", "ranks", "array bytes", "times", "bytes in a step")
+    return "<h2>Largest transfers of a step, one device</h2>" + _table(heads, rows, (6, 7, 8, 9))
 
 
 def _contracts(data: Mapping[str, Any]) -> str:

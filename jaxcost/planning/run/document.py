@@ -163,6 +163,14 @@ def _check(item: Check) -> dict[str, Any]:
 
 
 def _components(plan: RunPlan) -> Iterator[dict[str, Any]]:
+    for name, size in plan.sheet.given["state_objects"]:
+        yield {
+            "stage": "",
+            "component": name,
+            "moment": "whole model",
+            "bytes": size,
+            "basis": "state policy, one copy",
+        }
     for name, facts in plan.facts.items():
         for role, size, basis in facts.components:
             yield {"stage": name, "component": role, "moment": "between steps", "bytes": size, "basis": basis}

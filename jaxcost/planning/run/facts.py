@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxcost.contracts.architecture import Architecture
 from jaxcost.contracts.case import Case, training
-from jaxcost.contracts.dtypes import BITS
+from jaxcost.contracts.dtypes import BITS, payload_bytes
 from jaxcost.contracts.errors import Problem, RejectedError
 from jaxcost.contracts.state import LIFECYCLE, StatePolicy, state_policy
 from jaxcost.planning.expected import expected_sends, predicted_peak
@@ -54,8 +54,7 @@ def state_facts(inputs: RunInputs) -> dict[str, Any]:
     Raises:
         RejectedError: the options name no policy.
     """
-    options = inputs.case or {}
-    policy = state_policy(options.get("precision", "mixed"), options.get("optimizer", "adam"))
+    policy = policy_of(inputs)
     live = [item for item in policy.objects if item.live_at("in_first_step") and item.placement == "device"]
     kept = [item for item in policy.objects if item.live_at(LIFECYCLE[-1]) and item.role in CHECKPOINTED]
     dense = all(item.count in ("dense", "scalar") for item in policy.objects)
@@ -69,9 +68,17 @@ def state_facts(inputs: RunInputs) -> dict[str, Any]:
 
 
 def policy_of(inputs: RunInputs) -> StatePolicy:
-    """Return the state policy that a plan without a model is computed with."""
+    """Return the state policy of the run's case options."""
     options = inputs.case or {}
     return state_policy(options.get("precision", "mixed"), options.get("optimizer", "adam"))
+
+
+def state_components(inputs: RunInputs, parameters: int) -> list[tuple[str, int]]:
+    """Return the bytes of each object of the state policy over a whole model; those that shapes decide are left out."""
+    live = [item for item in policy_of(inputs).objects if item.live_at("in_first_step") and item.placement == "device"]
+    counts = {"dense": parameters, "scalar": 1}
+    sized = [(item, counts[item.count]) for item in live if item.count in counts]
+    return [(item.name, payload_bytes(count, item.dtype) * item.copies) for item, count in sized]
 
 
 def _per_parameter(objects: Any) -> Fraction:

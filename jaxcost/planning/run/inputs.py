@@ -99,6 +99,8 @@ STAGED = (
 )  # fmt: skip
 REQUIRED = ("devices", "days", "mfu", "reserve")
 CASE_OPTIONS = tuple(name for name in OPTION_NAMES if name not in ("phase", "batch", "seq", "accumulate", "mesh"))
+# What a plan without a model can use of the options of a case.
+STATE_OPTIONS = ("precision", "optimizer")
 
 Mesh = dict[str, Size]
 
@@ -223,6 +225,11 @@ class RunInputs(_Staged):
             if self.model is not None and getattr(self, name) is not None:
                 value = getattr(self, name).value
                 yield Problem(name, str(value), "the model's own ledger counts it", "leave it out, or leave MODEL out")
+        if self.model is None:
+            for path, holder in (("", self), *((f"stages.{i}.", stage) for i, stage in enumerate(self.stages))):
+                for name in sorted(set(holder.case or {}) - set(STATE_OPTIONS)):
+                    rule = "it acts on the graph of a model, and there is none"
+                    yield Problem(f"{path}case.{name}", (holder.case or {})[name], rule, "give MODEL, or leave it out")
         if self.work == "ledger" and self.model is None:
             yield Problem("work", "ledger", "there is no ledger without a model", "give MODEL, or write six_p")
         if self.parameters is not None and self.active is not None and self.active.value > self.parameters.value:

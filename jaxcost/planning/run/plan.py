@@ -15,7 +15,7 @@ from jaxcost.planning.hardware import PEAK_TYPES, Device, PeakRate, device
 from jaxcost.planning.run import budget, checkpoint, communication, cost, data, failures, memory, scaling, steps, work
 from jaxcost.planning.run.batch import batch_problems, replicas
 from jaxcost.planning.run.checks import Check, claim_checks, cross_checks, parse_claim
-from jaxcost.planning.run.facts import GRAPH_OPTIONS, StageFacts, stage_facts, state_facts
+from jaxcost.planning.run.facts import GRAPH_OPTIONS, StageFacts, stage_facts, state_components, state_facts
 from jaxcost.planning.run.inputs import SPECS, STAGED, RunInputs, Stage
 from jaxcost.planning.run.sheet import Sheet, Unknown
 from jaxcost.prediction.parameters import parameters as parameter_ledger
@@ -157,10 +157,14 @@ def _given(
         built = program(training(manifest.architecture, batch=1, seq=1, **options))
         totals = parameter_ledger(built).totals
         whole = state_ledger(built).totals
+        given["state_objects"] = [
+            (row.object, row.value) for row in state_ledger(built).rows if "in_first_step" in row.fields["live_at"]
+        ]
         given |= {"parameters": totals["unique"], "active": totals["active"], "ledger_state_bytes": whole["bytes"],
                   "ledger_resume_bytes": whole["checkpoint_bytes"]}  # fmt: skip
-    elif given["active"] is None:
-        given["active"] = given["parameters"]
+    else:
+        given["active"] = given["active"] or given["parameters"]
+        given["state_objects"] = state_components(inputs, given["parameters"])
     return given
 
 

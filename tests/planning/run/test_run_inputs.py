@@ -30,6 +30,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown field": ({"mfus": 0.4}, "plan.mfus"),
     "an unknown field of a stage": ({"tokens": None, "stages": [{"name": "a", "tokens": 1, "days": 1}]}, "days"),
     "an unknown option of the case": ({"case": {"batch": 2}}, "case.batch"),
+    "recomputation of no graph": ({"case": {"remat": "block"}}, "case.remat"),
     "an unknown mesh axis": ({"mesh": {"dat": 256}}, "mesh.dat"),
     "half a range": ({"mfu": {"value": 0.4, "low": 0.3}}, "mfu.low"),
     "a range beside its value": ({"mfu": {"value": 0.4, "low": 0.5, "high": 0.6}}, "mfu.value"),

@@ -7,6 +7,8 @@ from fractions import Fraction
 import pytest
 
 import jaxcost
+from jaxcost.planning.run.document import plan_document
+from jaxcost.planning.run.facts import state_components
 from jaxcost.planning.run.iso import by_context, iso_budget
 from jaxcost.planning.run.review import findings
 from jaxcost.planning.run.work import token_work
@@ -43,6 +45,29 @@ def test_memory_is_that_of_the_ownership_and_device_ledgers(predicted: Predictio
     assert plan.known("full_state_bytes") == predicted.value("state.bytes")
     assert plan.known("checkpoint_bytes") is not None
     assert plan.known("resume_bytes") == predicted.value("state.checkpoint_bytes")
+
+
+def test_components_of_the_state_sum_to_it() -> None:
+    for plan in (
+        scenario(),
+        with_model(),
+        with_model(case={"frozen": ["embed"]}),
+        scenario(case={"precision": "fp32", "optimizer": "lion"}),
+    ):
+        listed = plan.sheet.given["state_objects"]
+        assert sum(size for _, size in listed) == plan.known("full_state_bytes")
+    assert dict(state_components(scenario().inputs, 30 * 10**9))["master_parameters"] == 4 * 30 * 10**9
+
+
+def test_components_of_a_device_sum_to_its_state_and_to_its_peak() -> None:
+    plan = with_model()
+    listed = plan_document(plan)["components"]
+    between = sum(item["bytes"] for item in listed if item["moment"] == "between steps")
+    assert between == plan.known("state_bytes_per_device")
+    peak = sum(item["bytes"] for item in listed if item["moment"] == "at the peak")
+    assert plan.known("peak_lower_bytes") <= peak <= plan.known("peak_upper_bytes")
+    kinds = {item["component"] for item in listed if item["moment"] == "at the peak"}
+    assert {"gathered_weight", "saved", "workspace"} <= kinds
 
 
 def test_a_mesh_with_replicas_holds_more_than_perfect_division() -> None:
