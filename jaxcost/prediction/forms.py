@@ -57,7 +57,9 @@ class Form:
     __slots__ = ("__dict__", "terms")
 
     def __init__(self, terms: Mapping[Monomial, Number]):
-        self.terms: dict[Monomial, Number] = {mono: _whole(value) for mono, value in terms.items() if value}
+        self.terms: dict[Monomial, Number] = {
+            mono: value if type(value) is int else _whole(value) for mono, value in terms.items() if value
+        }
 
     @classmethod
     def of(cls, value: Number | str | Call) -> Form:
@@ -164,13 +166,18 @@ class Form:
         Raises:
             KeyError: naming a size that is not given.
         """
-        total = Fraction(0)
+        total: Number = 0
         for mono, coefficient in self.terms.items():
-            part = Fraction(coefficient)
+            top: Any = coefficient
+            bottom: Any = 1
             for atom, power in mono:
-                part *= Fraction(_worth(atom, sizes)) ** power
-            total += part
-        return total
+                worth = sizes[atom] if isinstance(atom, str) else _worth(atom, sizes)
+                if power > 0:
+                    top = top * worth**power
+                else:
+                    bottom = bottom * worth**-power
+            total = total + (top if bottom == 1 else Fraction(top) / bottom)
+        return Fraction(total)
 
     def is_positive(self, least: Mapping[str, int], strictly: bool = True) -> bool:
         """Return whether it is above zero (or not below) for all sizes from their least values on; False if unknown.
