@@ -60,7 +60,10 @@ class Transmission:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step on a machine: its points, its collectives, and its idealised times."""
+    """A step on a machine: its points, its collectives, and its idealised times.
+
+    `unsent` says why its collectives are unknown; empty where they are known.
+    """
 
     program: Program
     machine: Machine
@@ -68,6 +71,7 @@ class StepTime:
     transmissions: tuple[Transmission, ...]
     overlap: Mapping[str, Fraction] | None
     bubble: Fraction
+    unsent: str = ""
 
     @property
     def whole(self) -> Point:
@@ -77,7 +81,7 @@ class StepTime:
     @property
     def communication_seconds(self) -> Fraction | None:
         """The time of all collectives one after the other; None where a path's rate is unknown."""
-        return _sum(item.seconds for item in self.transmissions)
+        return None if self.unsent else _sum(item.seconds for item in self.transmissions)
 
     def by_axis(self) -> dict[str, Fraction | None]:
         """Return the seconds of the collectives of each mesh axis."""
@@ -215,6 +219,8 @@ class StepTime:
     @property
     def reason(self) -> str:
         """Why some time is unknown; empty where none is."""
+        if self.unsent:
+            return self.unsent
         unknown = next((item.reason for item in self.transmissions if item.seconds is None), "")
         if unknown:
             return unknown
@@ -236,9 +242,7 @@ def step_time(program: Program, machine: Machine, overlap: Mapping[str, Number] 
         RejectedError: a share is not from 0 to 1, or names an axis without collectives.
     """
     ledger = collectives(program, machine.devices_per_node)
-    if ledger.totals["payload_bytes"] is None:
-        reason = ledger.reasons["payload_bytes"]
-        raise reject("optimizer", program.case.state.optimizer, reason, "choose another optimizer or mesh")
+    unsent = "" if ledger.totals["payload_bytes"] is not None else ledger.reasons["payload_bytes"]
     mesh = program.case.execution.mesh_sizes
     busy = [name for name, size in mesh.items() if size > 1]
     sent = tuple(_transmission(row, machine, len(busy)) for row in ledger.rows)
@@ -252,7 +256,7 @@ def step_time(program: Program, machine: Machine, overlap: Mapping[str, Number] 
                 raise reject("overlap", axis, "no collective runs over this axis", f"axes with collectives: {known}")
         declared = {axis: share(value, f"overlap.{axis}") for axis, value in given.items()}
     idle = bubble(program.case)[0] if program.case.execution.degree("pipeline") > 1 else Fraction(0)
-    return StepTime(program, machine, points(program, machine), sent, declared, idle)
+    return StepTime(program, machine, points(program, machine), sent, declared, idle, unsent)
 
 
 def _upper_bound_problems(idealisation: str) -> Iterable[Problem]:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 
 import jaxcost
 from jaxcost.contracts.case import Case
@@ -17,6 +18,7 @@ from jaxcost.planning.steptime import StepTime, step_time
 from jaxcost.prediction.flops import flops
 from jaxcost.prediction.program import program
 from jaxcost.prediction.traffic import traffic
+from jaxcost.verify.strategies import cases
 
 
 def train(model: str = "llama-3.2-1b", **options: Any) -> Case:
@@ -144,6 +146,29 @@ def test_slices_are_joined_by_the_data_centre_network() -> None:
     rate = found.machine.between.bytes_per_second
     assert rate == Fraction(6400 * 10**9, 8 * 256), "a pod's figure over its chips"
     assert "without a direction" in found.machine.between.source
+
+
+def test_collectives_that_are_not_predicted_are_unknown() -> None:
+    found = timed(train(mesh={"fsdp": 8}, batch=64, optimizer="adafactor"))
+    assert (found.communication_seconds, found.bound, found.seconds("serialised")) == (None, "unknown", None)
+    assert "Adafactor" in found.reason
+    assert found.points
+
+
+@given(cases())
+@settings(max_examples=60, deadline=None)
+def test_points_are_the_ledger_s_for_any_case(case: Case) -> None:
+    """Drawn models, phases, meshes and policies: FLOPs sum to the worst device's, full overlap is the shorter time."""
+    fp32 = case.state.compute_dtype == "fp32"
+    found = timed(case, "a100" if fp32 else "h100", between_gb_per_s=50)
+    assert total(found.points).flops == flops(found.program).totals["per_device"]
+    full, serial = found.seconds("full_overlap"), found.seconds("serialised")
+    assert (full is None) == (serial is None) == (found.communication_seconds is None)
+    assert found.reason or full is not None, "what is unknown has a reason"
+    if full is not None and serial is not None:
+        assert full <= serial
+    assert all(0 <= item.overlapped_seconds <= item.serial_seconds for item in found.points)
+    found.to_data()
 
 
 def test_overlap_is_declared_and_cannot_hide_more_than_there_is() -> None:
