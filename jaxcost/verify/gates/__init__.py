@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from jaxcost.verify.gates import declared, holdings, mesh, pages, recount, rows, studies, work  # noqa: F401
-from jaxcost.verify.gates.common import CHECKS, Check, GateResult, Sentence, Subject, Tally, subject
+from jaxcost.verify.gates.common import CHECKS, Check, GateResult, Sentence, Subject, Tally, items, subject
 from jaxcost.verify.gates.package import Package
 from jaxcost.verify.gates.sections import SECTIONS, sentences
 
@@ -22,6 +22,7 @@ __all__ = [
     "Package",
     "Sentence",
     "Subject",
+    "items",
     "run_gates",
     "sentences",
     "subject",
@@ -42,12 +43,12 @@ def run_gates(
     for one in subjects:
         for name, check in CHECKS.items():
             if check.over == "case":
-                tallies[name].add(one.name, check.run(one))
+                tallies[name].add(one.name, items(check, one))
         progress(one.name)
     whole = package or Package()
     for name, check in CHECKS.items():
         if check.over == "package":
-            tallies[name].add("", check.run(whole))
+            tallies[name].add("", items(check, whole))
     return [_result(line, tallies) for line in sentences()]
 
 

@@ -74,6 +74,14 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
+def items(check: Check, looked_at: Any) -> Items:
+    """Yield the items of a check; what cannot even be read, for want of a field, is one that is wrong."""
+    try:
+        yield from check.run(looked_at)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        yield f"{check.name} cannot be checked: {type(error).__name__}: {error}"
+
+
 def holds(name: str, says: str, over: Over = "case") -> Callable[[Callable[[Any], Items]], Callable[[Any], Items]]:
     """Register a check under a name."""
 

@@ -112,6 +112,7 @@ def _moments(subject: Subject) -> Items:
         for row in found:
             want = subject.totals("parameters")["trainable"] + _trainable_padding(subject)
             yield equal(at("state", row), row.fields["scalars"], want)
+            yield equal(f"{at('state', row)}, count", row.fields.get("count"), "dense")
 
 
 def _trainable_padding(subject: Subject) -> Any:
