@@ -91,8 +91,8 @@ class _Row(Mapping[str, Any]):
     check that uses an open quantity is open.
     """
 
-    def __init__(self, contract: Contract, table: Table, index: int):
-        self.contract, self.table = contract, table
+    def __init__(self, contract: Contract, table: Table, index: int, known: dict[Any, Components]):
+        self.contract, self.table, self._known = contract, table, known
         self.cells = table.cells(index)
         self.figures = {
             column.name: column_figure(column, self.cells[column.name])
@@ -104,7 +104,10 @@ class _Row(Mapping[str, Any]):
         self.nominal = {name: _plain(item.value) for name, item in self.figures.items()}
         self.constants = constants(contract)
         self.used: dict[str, Translation] = {}
-        self._components: dict[tuple[str, str], Components] = {}
+        texts = list(table.workload.texts)
+        texts += contract.graph(table.graph).sizes.values() if table.graph else []
+        names = sorted({name for text in texts for name in expression(text).names})
+        self._sizes = tuple(self.nominal.get(name) for name in names)
 
     def spread(self) -> Scope:
         """The same names, with the columns that rounding touches as intervals."""
@@ -114,12 +117,12 @@ class _Row(Mapping[str, Any]):
     def components(self, quantity: Quantity | None = None) -> Components:
         """Return the ledgers of this row's case, under a quantity's replay and precision."""
         quantity = quantity or next(q for q in self.contract.quantities if q.graph == self.table.graph)
-        key = (quantity.remat, quantity.precision)
-        if key not in self._components:
+        key = (quantity.remat, quantity.precision, self._sizes)
+        if key not in self._known:
             graph = self.contract.graph(self.table.graph)
             case = case_of(graph, quantity, self.nominal, self.table.workload)
-            self._components[key] = Components(program(case))
-        return self._components[key]
+            self._known[key] = Components(program(case))
+        return self._known[key]
 
     def __getitem__(self, name: str) -> Any:
         if name in self.nominal:
@@ -151,8 +154,9 @@ def _plain(value: Fraction) -> int | Fraction:
 
 def table_cells(contract: Contract, table: Table) -> Iterator[Cell]:
     """Yield every checked cell of a table, then its columns that are not reproducible, with the reason."""
+    known: dict[Any, Components] = {}  # rows of one case share its ledgers
     for index in range(len(table.rows)):
-        row = _Row(contract, table, index)
+        row = _Row(contract, table, index, known)
         labels = [row.cells[c.name] for c in table.columns if c.role == "label"]
         label = ", ".join(part for part in labels if part) or f"{index + 1}: {table.rows[index][0]}"
         for check in table.checks:

@@ -195,7 +195,7 @@ def table_notes(data: Mapping[str, Any]) -> list[str]:
         for used in cell["ledgers"]:
             if used["status"] == "open":
                 found[f"{cell['row']}, {used['quantity']}: formula less ledger leaves {used['residual']}"] = None
-    notes = list(found)
+    notes = list(found) + _differences(data["cells"])
     for name, texts in written.items():
         notes.append(f"{name}: by the text of the source it would be {', '.join(dict.fromkeys(texts))}")
     for (name, step_name, why), amounts in steps.items():
@@ -207,6 +207,22 @@ def table_notes(data: Mapping[str, Any]) -> list[str]:
             "bounded: the print lies outside half a unit, and inside what the rounding of printed inputs allows"
         )
     return notes
+
+
+def _differences(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the differences between ledger and form that the rows of a table use, each with its range."""
+    amounts: dict[tuple[str, str], list[float]] = {}
+    for cell in cells:
+        for used in cell["ledgers"]:
+            for step in used["differences"]:
+                if step["about"]:
+                    amounts.setdefault((used["quantity"], step["name"]), []).append(step["about"])
+    found = []
+    for (quantity, name), values in amounts.items():
+        low, high = min(values), max(values)
+        reach = f"{low:+,.4g}" if low == high else f"{low:+,.4g} to {high:+,.4g}"
+        found.append(f"{quantity} is the ledger and: {name}, {reach}")
+    return found
 
 
 def show_comparison(data: Mapping[str, Any]) -> None:
