@@ -1,8 +1,8 @@
 """Failures, rollback and restart: when to checkpoint, and what share of the calendar makes progress.
 
     Young (1974), CACM 17(9):  I = sqrt(2 C M)
-    Daly (2006), FGCS 22(3), eq. 37:  I = sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C for C < 2M, else M
-    Daly (2006), eq. 20:  T_wall = M e^(R/M) (e^((I + C)/M) - 1) T_s / I
+    Daly (2006), FGCS 22(3), perturbation solution:  I = sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C for C < 2M, else M
+    Daly (2006), complete cost function:  T_wall = M e^(R/M) (e^((I + C)/M) - 1) T_s / I
 
 C pause, M mean time between failures of the job, R restart, I useful time between pauses, T_s useful work. The last is
 exact for failures that come at a constant rate, during pauses and restarts too; `simulation` plays the same story
@@ -25,7 +25,7 @@ LARGEST_EXPONENT = 200.0
 
 
 def productive(interval: float, pause: float, mtbf: float, restart: float) -> float | None:
-    """Return useful time over wall-clock time (Daly 2006, eq. 20); None where it is beyond any float."""
+    """Return useful time over wall-clock time (Daly 2006, complete cost function); None where it is beyond any float."""
     if max((interval + pause) / mtbf, restart / mtbf) > LARGEST_EXPONENT:
         return None
     return interval / (mtbf * math.exp(restart / mtbf) * math.expm1((interval + pause) / mtbf))
@@ -59,7 +59,13 @@ def young_interval_seconds(checkpoint_pause: Any, job_mtbf_seconds: Any) -> Any:
     return math.sqrt(2 * checkpoint_pause * job_mtbf_seconds)
 
 
-@figure("failures", "s", scope="job", convention="Daly 2006 eq. 37, useful time between pauses", omitted=LEFT_OUT)
+@figure(
+    "failures",
+    "s",
+    scope="job",
+    convention="Daly 2006, perturbation solution, useful time between pauses",
+    omitted=LEFT_OUT,
+)
 def daly_interval_seconds(checkpoint_pause: Any, job_mtbf_seconds: Any) -> Any:
     """Interval that costs least, to higher order."""
     pause, mtbf = float(checkpoint_pause), float(job_mtbf_seconds)
@@ -73,7 +79,7 @@ def daly_interval_seconds(checkpoint_pause: Any, job_mtbf_seconds: Any) -> Any:
     "failures",
     "ratio",
     scope="job",
-    convention="Daly 2006 eq. 20: useful over wall-clock time; " + EXPONENTIAL,
+    convention="Daly 2006, complete cost function: useful over wall-clock time; " + EXPONENTIAL,
     omitted=LEFT_OUT,
 )
 def productive_fraction(
@@ -85,7 +91,13 @@ def productive_fraction(
     return found if found is not None else Unknown("hardly an interval ends before the next failure")
 
 
-@figure("failures", "ratio", scope="job", convention="Daly 2006 eq. 20 at Daly's interval", omitted=LEFT_OUT)
+@figure(
+    "failures",
+    "ratio",
+    scope="job",
+    convention="Daly 2006, complete cost function at Daly's interval",
+    omitted=LEFT_OUT,
+)
 def best_productive_fraction(
     daly_interval_seconds: Any, checkpoint_pause: Any, job_mtbf_seconds: Any, restart_seconds: Any
 ) -> Any:

@@ -105,6 +105,13 @@ def test_no_interval_is_better_than_dalys_by_much(pause: float, mtbf: float, res
     assert other is None or other <= best * (1 + 1e-2)
 
 
+@pytest.mark.parametrize(("mtbf_hours", "minutes"), [("24", 117.0), ("6", 57.0), ("0.25", 9.1)])
+def test_dalys_own_intervals(mtbf_hours: str, minutes: float) -> None:
+    # Daly 2006, captions of figures 3 to 5: dumps of 5 minutes; printed to the minute, the last to a tenth.
+    found = scenario(checkpoint_pause=300, job_mtbf_hours=mtbf_hours).known("daly_interval_seconds") / 60
+    assert abs(found - minutes) <= (0.05 if minutes < 10 else 0.5)
+
+
 def test_daly_tends_to_young_where_failures_are_rare() -> None:
     near = scenario(checkpoint_pause=1, job_mtbf_hours=10**6)
     young, daly = near.known("young_interval_seconds"), near.known("daly_interval_seconds")
