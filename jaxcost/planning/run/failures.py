@@ -1,7 +1,8 @@
 """Failures, rollback and restart: when to checkpoint, and what share of the calendar makes progress.
 
     Young (1974), CACM 17(9):  I = sqrt(2 C M)
-    Daly (2006), FGCS 22(3), perturbation solution:  I = sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C for C < 2M, else M
+    Daly (2006), FGCS 22(3), perturbation solution:
+        I = sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C for C < 2M, else M
     Daly (2006), complete cost function:  T_wall = M e^(R/M) (e^((I + C)/M) - 1) T_s / I
 
 C pause, M mean time between failures of the job, R restart, I useful time between pauses, T_s useful work. The last is
@@ -25,7 +26,7 @@ LARGEST_EXPONENT = 200.0
 
 
 def productive(interval: float, pause: float, mtbf: float, restart: float) -> float | None:
-    """Return useful time over wall-clock time (Daly 2006, complete cost function); None where it is beyond any float."""
+    """Return useful over wall-clock time (Daly 2006, complete cost function); None where it is beyond any float."""
     if max((interval + pause) / mtbf, restart / mtbf) > LARGEST_EXPONENT:
         return None
     return interval / (mtbf * math.exp(restart / mtbf) * math.expm1((interval + pause) / mtbf))
