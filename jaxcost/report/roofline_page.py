@@ -43,6 +43,8 @@ svg.roof .measured { stroke: var(--bad); stroke-width: 3; } svg.roof .dim { opac
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 980, 440, 96, 46, 24, 20
 _LARGEST_RADIUS, _LABELS = 24, 3
+# What a label may not cover, discs and other labels: x, y, half of the width, half of the height.
+_Area = tuple[float, float, float, float]
 
 
 def roofline_page(data: Mapping[str, Any]) -> str:
@@ -142,11 +144,12 @@ def roof_svg(roof: Roof, discs: Sequence[Disc], marks: Sequence[tuple[float, flo
     lines.append(f'<text x="{end}" y="{corner[1] - 10:.1f}" text-anchor="end">{peak}</text>')
     bandwidth = f"{roof.bytes_per_second / 1e9:,.5g} GB/s, {escape(roof.name)}"
     lines.append(f'<text x="{start[0] + 24:.1f}" y="{min(start[1] + 4, floor - 8):.1f}">{bandwidth}</text>')
-    lines += _discs([(disc, place(disc.intensity, disc.per_second)) for disc in discs])
+    reserved = [(x + 50, y + 4, 62.0, 8.0) for x, y in (place(*mark) for mark in marks)]
+    lines += _discs([(disc, place(disc.intensity, disc.per_second)) for disc in discs], reserved)
     for mark in marks:
         x, y = place(*mark)
         lines.append(f'<path class="measured" d="M{x - 6:.1f},{y - 6:.1f}l12,12m0,-12l-12,12"/>')
-        lines.append(f'<text x="{x - 10:.1f}" y="{y + 4:.1f}" text-anchor="end">measured step</text>')
+        lines.append(f'<text x="{x + 10:.1f}" y="{y + 4:.1f}">measured step</text>')
     axis = f"FLOPs a byte across the boundary: {escape(roof.name)}"
     lines.append(f'<text x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{axis}</text>')
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
@@ -154,7 +157,7 @@ def roof_svg(roof: Roof, discs: Sequence[Disc], marks: Sequence[tuple[float, flo
     return f'<svg class="roof" role="img" aria-label="{label}" {size}>{"".join(lines)}</svg>'
 
 
-def _discs(places: Sequence[tuple[Disc, tuple[float, float]]]) -> list[str]:
+def _discs(places: Sequence[tuple[Disc, tuple[float, float]]], reserved: Sequence[_Area]) -> list[str]:
     """Draw discs, those that would cover one another as one; each label in the first row below with room for it."""
     groups: list[tuple[float, float, list[Disc]]] = []
     for disc, (x, y) in sorted(places, key=lambda item: (item[1][0], item[1][1])):
@@ -164,12 +167,13 @@ def _discs(places: Sequence[tuple[Disc, tuple[float, float]]]) -> list[str]:
             groups.append((x, y, [disc]))
     time = sum(disc.seconds for disc, _ in places) or 1.0
     lines = []
-    taken: list[tuple[float, float, float]] = []
-    for x, y, discs in groups:
-        share = sum(disc.seconds for disc in discs) / time
+    shares = [sum(disc.seconds for disc in discs) / time for _, _, discs in groups]
+    radii = [max(4.0, _LARGEST_RADIUS * math.sqrt(share)) for share in shares]
+    taken = [*reserved, *((x, y - 4, radius, radius) for (x, y, _), radius in zip(groups, radii, strict=True))]
+    for (x, y, found), share, radius in zip(groups, shares, radii, strict=True):
+        discs = sorted(found, key=lambda disc: -disc.seconds)
         title = "; ".join(f"{disc.label}: {intensity_text(disc.intensity)} FLOP/byte, {seconds_text(disc.seconds)}, "
                           f"bound by {disc.bound}" for disc in discs)  # fmt: skip
-        radius = max(4.0, _LARGEST_RADIUS * math.sqrt(share))
         bound = discs[0].bound
         place = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"'
         lines.append(f'<circle class="{escape(bound)}" {place}><title>{escape(title)}</title></circle>')
@@ -178,11 +182,16 @@ def _discs(places: Sequence[tuple[Disc, tuple[float, float]]]) -> list[str]:
         told += f" ({100 * share:.0f}%)"
         half = 3.6 * len(told)
         rows = (y + 40 + 17 * row for row in range(12))
-        below = next((b for b in rows if all(abs(b - v) > 13 or abs(x - u) > half + w for u, v, w in taken)), y + 40)
-        taken.append((x, below, half))
+        below = next((row for row in rows if not _covers(x, row, half, taken)), y + 40)
+        taken.append((x, below, half, 7))
         lines.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{y + radius:.1f}" y2="{below - 11:.1f}"/>')
         lines.append(f'<text x="{x:.1f}" y="{below:.1f}" text-anchor="middle">{escape(told)}</text>')
     return lines
+
+
+def _covers(x: float, y: float, half: float, taken: Sequence[_Area]) -> bool:
+    """Return whether a label of that half width at a place would cover what stands already."""
+    return any(abs(y - v) < height + 6 and abs(x - u) < half + width for u, v, width, height in taken)
 
 
 def _pictures(data: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
@@ -219,7 +228,8 @@ def _pictures(data: Mapping[str, Any], ops: Sequence[Mapping[str, Any]]) -> str:
             bound = "compute" if intensity >= roof.ridge else "memory"
             seconds = max(scope["flops"] / peak, sent[scope["scope"]] / rate)
             found.append(Disc(scope["scope"], intensity, min(peak, intensity * rate), seconds, bound))
-        parts += [f"<h2>{escape(roof.name)}</h2>", roof_svg(roof, found)]
+        told = "blue: bound by this path, orange: by compute; area: share of the longer of the two times"
+        parts += [f"<h2>{escape(roof.name)}</h2>", roof_svg(roof, found), f'<p class="dim">{told}</p>']
     return "".join(parts)
 
 
