@@ -128,6 +128,17 @@ def choice_texts(choices: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{item['stage'] + ': ' if item['stage'] else ''}{item['name']}={item['value']}" for item in choices]
 
 
+def target_text(trust: Mapping[str, Any]) -> str:
+    """Return what the assumptions move, with its unit."""
+    what = "the tokens that the budget reaches" if trust["target"] == "total_tokens" else "the end of the run"
+    return f"{what} ({trust['target'].replace('_', ' ')}, {trust['unit']})"
+
+
+def cell_text(value: float | None) -> str:
+    """Return a number of the table of what moves: days to a thousandth, tokens rounded; empty where there is none."""
+    return "" if value is None else f"{value:.3f}" if abs(value) < 10**6 else f"{value:.4g}"
+
+
 def check_rows(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return checks and claims together."""
     return [*data["checks"], *data["claims"]]
@@ -254,11 +265,11 @@ def _checks(out: Console, data: Mapping[str, Any]) -> None:
 
 def _trust(out: Console, trust: Mapping[str, Any]) -> None:
     heads = ("at low", "at high", "spread", "for +1%")
-    shown = table("assumption", *heads, "test", title=f"what moves the end of the run ({trust['finish']})", right=heads)
-    rows = [item for item in trust["rows"] if item["spread_days"] or item["one_percent_days"]]
+    shown = table("assumption", *heads, "test", title=f"what moves {target_text(trust)}", right=heads)
+    rows = [item for item in trust["rows"] if item["spread"] or item["one_percent"]]
     for item in rows[:TRUST_SHOWN]:
-        cells = (item["low"], item["high"], item["spread_days"], item["one_percent_days"])
-        shown.add_row(item["name"], *("" if cell is None else f"{cell:.3f}" for cell in cells), item["test"])
+        cells = (item["low"], item["high"], item["spread"], item["one_percent"])
+        shown.add_row(item["name"], *(cell_text(cell) for cell in cells), item["test"])
     out.print(shown)
     if trust["least"]:
         line(out, f"least trustworthy: {trust['least']}. To reduce it: {trust['test']}", style="bold")

@@ -17,12 +17,14 @@ from jaxcost.report.run_plan import (
     TRUST_SHOWN,
     assumption_text,
     beside,
+    cell_text,
     check_rows,
     choice_texts,
     evidence_text,
     moved_text,
     number,
     sections,
+    target_text,
     title,
     unknown,
 )
@@ -135,21 +137,18 @@ def _trust(trust: Mapping[str, Any]) -> str:
         first = f"Least trustworthy: <b>{escape(trust['least'])}</b>. To reduce it: {escape(trust['test'])}."
     else:
         first = f"Least trustworthy: not known, {escape(trust['reason'])}."
-    listed = [item for item in trust["rows"] if item["spread_days"] or item["one_percent_days"]][:TRUST_SHOWN]
+    listed = [item for item in trust["rows"] if item["spread"] or item["one_percent"]][:TRUST_SHOWN]
     rows = [
         (
             escape(item["name"]),
-            *(
-                "" if item[name] is None else f"{item[name]:.3f}"
-                for name in ("low", "high", "spread_days", "one_percent_days")
-            ),
+            *(cell_text(item[name]) for name in ("low", "high", "spread", "one_percent")),
             escape(item["test"]),
         )
         for item in listed
     ]
     heads = ("assumption", "at low", "at high", "spread", "for +1%", "test")
     moved = f"<p>{first}</p>" + (_table(heads, rows, (1, 2, 3, 4)) if rows else "")
-    return f"<h2>What moves the end of the run ({escape(trust['finish'].replace('_', ' '))})</h2>{moved}"
+    return f"<h2>What moves {escape(target_text(trust))}</h2>{moved}"
 
 
 def _changes(changes: Mapping[str, Any] | None) -> str:

@@ -49,8 +49,14 @@ class RunPlan:
         return claim_checks(self.inputs, self.sheet)
 
     @property
-    def finish(self) -> str:
-        """The figure that says when the run ends: `calendar_days`, or `healthy_days` where no calendar is known."""
+    def target(self) -> str:
+        """The figure that the plan is for.
+
+        The end of a run whose tokens are given: `calendar_days`, or `healthy_days` where no calendar is known. Without
+        tokens the run fills its budget, whatever the rate: `total_tokens`.
+        """
+        if self.inputs.tokens is None and not self.inputs.stages:
+            return "total_tokens"
         return "calendar_days" if self.sheet.known("calendar_days") is not None else "healthy_days"
 
     def known(self, name: str, stage: Stage | str = "") -> Any:

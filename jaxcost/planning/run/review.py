@@ -122,7 +122,8 @@ def _batch(plan: RunPlan) -> tuple[bool, str]:
         if None not in (*factors, replicas):
             how = " = " + " x ".join(f"{value:,} {name}" for value, name in made)
             group = plan.known("devices_per_replica", stage)
-            how += f"; the {_number(group)} devices of a replica share its sequences"
+            if group != 1:
+                how += f"; the {_number(group)} devices of a replica share its sequences"
         useful = plan.known("step_useful_tokens", stage)
         step = plan.known("step_seconds", stage)
         texts.append(

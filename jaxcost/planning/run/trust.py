@@ -1,7 +1,9 @@
 """Which assumption to trust least: the one whose own range moves the end of the run most. And the test for it.
 
+A run whose tokens are not given ends with its budget; there the tokens are what moves.
+
 Every assumption that states a range is put at its two ends, one at a time, and the plan is computed again. Where none
-states a range nothing can be ranked: the answer says so, and lists how far the end moves for one percent of each.
+states a range nothing can be ranked: the answer says so, and lists what one percent of each moves.
 """
 
 from __future__ import annotations
@@ -14,44 +16,47 @@ from jaxcost.contracts.errors import RejectedError
 from jaxcost.planning.run.assumed import Assumed
 from jaxcost.planning.run.inputs import SPECS, STAGED, RunInputs
 from jaxcost.planning.run.plan import RunPlan, plan_run
+from jaxcost.planning.run.sheet import FIGURES
 
 PERCENT = Fraction(1, 100)
 NO_RANGE = "no assumption states a range, so none can be called least trustworthy: give low..value..high"
 
 
 def trust(plan: RunPlan) -> dict[str, Any]:
-    """Return the assumptions by how far they move the end of the run, the least trustworthy first.
+    """Return the assumptions by how far they move what the plan is for, the least trustworthy first.
 
-    `finish` names the figure; each row has the end of the run at the low and high value, `spread_days` between them,
-    and `one_percent_days`, the days by which the end moves when the value alone rises by one percent.
+    `target` names the figure; each row has it at the low and high value, the `spread` between them, and `one_percent`,
+    by how much it moves when the value alone rises by one percent.
     """
-    finish = plan.finish
-    base = plan.known(finish)
+    target = plan.target
+    base = plan.known(target)
     rows: list[dict[str, Any]] = []
     for path, assumption in _assumptions(plan.inputs):
         name = path.rpartition(".")[2]
         spec = SPECS[name]
         ends = {
-            side: None if value is None else _finish(plan, path, value, finish)
+            side: None if value is None else _moved(plan, path, value, target)
             for side, value in (("low", assumption.low), ("high", assumption.high))
         }
-        nudge = None if spec.whole else _finish(plan, path, assumption.exact * (1 + PERCENT), finish)
+        nudge = None if spec.whole else _moved(plan, path, assumption.exact * (1 + PERCENT), target)
         known = [value for value in (*ends.values(), base) if value is not None]
         ranged = assumption.low is not None
         rows.append({
             "name": path, "low": ends["low"], "high": ends["high"],
-            "spread_days": float(max(known) - min(known)) if ranged and None not in ends.values() and known else None,
-            "one_percent_days": None if nudge is None or base is None else float(nudge - base),
+            "spread": float(max(known) - min(known)) if ranged and None not in ends.values() and known else None,
+            "one_percent": None if nudge is None or base is None else float(nudge - base),
             "evidence": assumption.evidence, "test": assumption.test or spec.test,
         })  # fmt: skip
-    ranked = sorted((row for row in rows if row["spread_days"] is not None), key=lambda row: -row["spread_days"])
-    rest = [row for row in rows if row["spread_days"] is None]
-    rest.sort(key=lambda row: -abs(row["one_percent_days"] or 0))
-    least = ranked[0] if ranked and ranked[0]["spread_days"] else None
-    found = {"finish": finish, "days": base, "rows": [*ranked, *rest], "least": least["name"] if least else None,
-             "test": least["test"] if least else None}  # fmt: skip
+    ranked = sorted((row for row in rows if row["spread"] is not None), key=lambda row: -row["spread"])
+    rest = [row for row in rows if row["spread"] is None]
+    rest.sort(key=lambda row: -abs(row["one_percent"] or 0))
+    least = ranked[0] if ranked and ranked[0]["spread"] else None
+    found = {
+        "target": target, "unit": FIGURES[target].unit, "value": base, "rows": [*ranked, *rest],
+        "least": least["name"] if least else None, "test": least["test"] if least else None,
+    }  # fmt: skip
     if least is None:
-        found["reason"] = NO_RANGE if not ranked else "no stated range moves the end of the run"
+        found["reason"] = NO_RANGE if not ranked else "no stated range moves it"
     return found
 
 
@@ -64,11 +69,11 @@ def _assumptions(inputs: RunInputs) -> list[tuple[str, Assumed]]:
     return found
 
 
-def _finish(plan: RunPlan, path: str, value: Any, finish: str) -> Any:
-    """Return the end of the run with one assumption changed; None where the plan is then refused or unknown."""
+def _moved(plan: RunPlan, path: str, value: Any, target: str) -> Any:
+    """Return the target with one assumption changed; None where the plan is then refused or unknown."""
     try:
         inputs = _with(plan.inputs, path, value)
-        return plan_run(inputs, plan.manifest).known(finish)
+        return plan_run(inputs, plan.manifest).known(target)
     except RejectedError:
         return None
 

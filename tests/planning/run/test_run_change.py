@@ -110,7 +110,7 @@ def test_the_widest_range_at_the_end_of_the_run_is_trusted_least() -> None:
     assert (found["least"], found["test"]) == ("mfu", "time it")
     low, high = (scenario(mfu=value).known("calendar_days") for value in ("0.35", "0.43"))
     row = found["rows"][0]
-    assert (row["low"], row["high"], row["spread_days"]) == (low, high, low - high)
+    assert (row["low"], row["high"], row["spread"]) == (low, high, low - high)
     narrow = trust(scenario(**{**RANGED, "mfu": {"value": "0.40", "low": "0.399", "high": "0.401"}}))
     assert narrow["least"] == "restart_seconds"
 
@@ -118,20 +118,27 @@ def test_the_widest_range_at_the_end_of_the_run_is_trusted_least() -> None:
 def test_without_a_range_nothing_is_named() -> None:
     found = trust(scenario(price=None))
     assert found["least"] is None and "states a range" in found["reason"]
-    ordered = [abs(row["one_percent_days"] or 0) for row in found["rows"]]
+    ordered = [abs(row["one_percent"] or 0) for row in found["rows"]]
     assert ordered == sorted(ordered, reverse=True) and ordered[0] > 0
+
+
+def test_a_run_that_fills_its_budget_is_judged_by_its_tokens() -> None:
+    found = trust(scenario(tokens=None, **RANGED))
+    assert (found["target"], found["least"]) == ("total_tokens", "mfu")
+    low, high = (scenario(tokens=None, mfu=value).known("total_tokens") for value in ("0.35", "0.43"))
+    assert found["rows"][0]["spread"] == high - low
 
 
 def test_a_range_of_what_does_not_reach_the_end_is_not_named() -> None:
     found = trust(scenario(price={"value": 6, "low": 3, "high": 10, "date": "2026-10"}))
-    assert found["least"] is None and "moves the end" in found["reason"]
+    assert found["least"] is None and "moves it" in found["reason"]
 
 
 def test_a_range_end_that_is_refused_is_unknown() -> None:
     plan = scenario(batch_tokens=None, micro_batch=1, seq=8192, accumulate=16, data_parallel=32,
                     devices={"value": 256, "low": 255, "high": 512})  # fmt: skip
     (row,) = [row for row in trust(plan)["rows"] if row["name"] == "devices"]
-    assert row["low"] is None and row["spread_days"] is None
+    assert row["low"] is None and row["spread"] is None
 
 
 def test_a_figure_that_becomes_unknown_has_its_reason() -> None:

@@ -141,6 +141,6 @@ def test_failures_of_devices_add_up() -> None:
 
 def test_healthy_days_are_never_the_calendar() -> None:
     plan = scenario(restart_seconds=None)
-    assert plan.known("calendar_days") is None and plan.finish == "healthy_days"
-    assert scenario().finish == "calendar_days"
+    assert plan.known("calendar_days") is None and plan.target == "healthy_days"
+    assert scenario().target == "calendar_days"
     assert scenario().known("calendar_days") > scenario().known("healthy_days")
