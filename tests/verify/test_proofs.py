@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sympy
 
+from jaxcost.contracts.case import Case
 from jaxcost.prediction import (
     activations,
     algorithms,
@@ -22,6 +23,7 @@ from jaxcost.prediction import (
     traffic,
 )
 from jaxcost.prediction.forms import Form
+from jaxcost.prediction.ledgers import FOLDS, predict
 from jaxcost.prediction.symbols import as_form, degree, divided, symbol
 from jaxcost.verify.proofs import PROOFS, Proof, prove, run_proofs
 from jaxcost.verify.proofs.kinds import KINDS, Derivations
@@ -230,6 +232,64 @@ def test_a_fault_in_a_fold_fails_the_proofs_that_rest_on_it(fault: str, monkeypa
 
 def test_every_proof_fails_under_some_fault() -> None:
     assert {name for _, names in FAULTS.values() for name in names} == set(BY_NAME)
+
+
+# -- the same symbols as numbers ---------------------------------------------------------------------------------------
+
+
+def numbers_of(kind: str) -> tuple[Case, dict[str, int]]:
+    """The case of a kind with widths that satisfy its relations, and the value of each symbol."""
+    found, case = KINDS[kind], KINDS[kind].case()
+    work, arch = case.workload, case.architecture
+    (group,) = arch.groups
+    attention, mlp = group.layer.attention, group.layer.mlp
+    sizes = {
+        "B": work.batch, "S": work.new_tokens, "T": work.visible_tokens, "L": group.repeat, "d": arch.hidden_size,
+        "V": arch.vocabulary_size, "H": attention.query_heads, "K": attention.kv_heads, "E": attention.head_dim,
+        "F": mlp.width, "W": max(group.windows, default=0),
+        **{name: case.execution.degree(axis) for axis, name in found.mesh.items()},
+    }  # fmt: skip
+    names = {name: symbol(name) for name in sizes}
+    for name, text in found.relations.items():
+        sizes[name] = int(sympy.sympify(text, locals=names).subs({names[key]: value for key, value in sizes.items()}))
+    layer = group.layer.replaced(
+        attention=attention.replaced(kv_heads=sizes["K"], head_dim=sizes["E"]), mlp=mlp.replaced(width=sizes["F"])
+    )
+    return case.replaced(architecture=arch.replaced(groups=(group.replaced(layer=layer),))), sizes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_symbols_of_a_kind_give_its_numbers(kind: str) -> None:
+    """What is proved on symbols is what `predict` counts: every total that proofs of the kind use, and the others."""
+    case, sizes = numbers_of(kind)
+    prediction = predict(case)
+    wanted = {path.split(".")[0] for proof in PROOFS if proof.kind == kind for path in proof.totals}
+    compared = set()
+    for name in FOLDS:
+        try:
+            ledger = SHARED.ledger(kind, name)
+        except TypeError:  # a choice by the size of a symbol: no proof rests on this ledger
+            assert name not in wanted
+            continue
+        for path, value in flat(ledger.totals):
+            expected = prediction.value(f"{name}.{path}")
+            if value is None or expected is None:
+                continue
+            values = {known: sizes[str(known)] for known in sympy.sympify(value).free_symbols}
+            assert sympy.sympify(value).subs(values) == expected, (name, path, value)
+            compared.add(name)
+    assert wanted - {"activations", "kv_cache"} <= compared
+
+
+def flat(totals: Any, above: str = "") -> list[tuple[str, Any]]:
+    """The totals of a ledger with dotted paths, texts left out."""
+    found = []
+    for name, value in totals.items():
+        if isinstance(value, dict):
+            found += flat(value, f"{above}{name}.")
+        elif not isinstance(value, str):
+            found.append((f"{above}{name}", value))
+    return found
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------
