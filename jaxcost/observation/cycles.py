@@ -36,7 +36,7 @@ def compiler_cycles(case: Case, target: str, pool: Pool | None = None) -> dict[s
     """Compile a case for a TPU target and return the compiler's estimates.
 
     Returns:
-        `target`; `cost_analysis` (XLA's table, or None); `loops` (how many); `cycles`, `by_place` and
+        `target`; `cost_analysis` (XLA's table, or None with `cost_analysis_reason`); `loops` (how many); `cycles`, `by_place` and
         `without_estimate` of `read_cycles`; `failed`, why there is nothing, else empty.
 
     Raises:
@@ -72,6 +72,7 @@ def compile_for_cycles(payload: Mapping[str, Any]) -> dict[str, Any]:
         "target": target.text,
         "failed": "",
         "cost_analysis": compiled.cost_analysis,
+        "cost_analysis_reason": compiled.cost_analysis_reason,
         **read_cycles(compiled.modules.optimised, known_scopes(case)),
     }
 

@@ -96,7 +96,7 @@ def from_compile(answer: Mapping[str, Any], family: str, clock_ghz: Number | Non
     hertz = None if clock_ghz is None else positive(clock_ghz, "clock_ghz") * 10**9
     if answer["failed"]:
         return CompilerTime(answer["target"], None, "nothing", answer["failed"], Cycles(None, answer["failed"]), hertz)
-    seconds, covers, reason = optimal(answer["cost_analysis"], "no cost analysis", family, answer["loops"])
+    seconds, covers, reason = optimal(answer["cost_analysis"], answer["cost_analysis_reason"], family, answer["loops"])
     cycles = Cycles(answer["cycles"], answer["reason"], tuple(answer["by_place"]), answer["without_estimate"])
     return CompilerTime(answer["target"], seconds, covers, reason, cycles, hertz)
 

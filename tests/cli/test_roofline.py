@@ -182,7 +182,8 @@ def test_an_estimate_that_is_no_time_covers_nothing(value: Any, loops: int, fami
 
 
 CYCLES = {
-    "target": "tpu-v5e:1x1", "failed": "", "cost_analysis": {"optimal_seconds": 0.5}, "loops": 0, "cycles": 3_000_000,
+    "target": "tpu-v5e:1x1", "failed": "", "cost_analysis": {"optimal_seconds": 0.5},
+    "cost_analysis_reason": "", "loops": 0, "cycles": 3_000_000,
     "reason": "", "by_place": [{"scope": "group0/mlp/up", "phase": "forward", "cycles": 3_000_000}],
     "without_estimate": {"all-reduce": 4},
 }  # fmt: skip
@@ -194,6 +195,9 @@ def test_cycles_are_a_time_only_at_a_clock() -> None:
     assert clocked.cycle_seconds == Fraction(1, 500)
     failed = from_compile({"target": "tpu-v5e:1x1", "failed": "timed out"}, "tpu")
     assert (failed.cycles.total, failed.covers, failed.reason) == (None, "nothing", "timed out")
+    told = {**CYCLES, "cost_analysis": None, "cost_analysis_reason": "none ahead of time", "cycles": None}
+    silent = from_compile(told, "cuda", 1.5)
+    assert (silent.seconds, silent.reason, silent.cycle_seconds) == (None, "none ahead of time", None)
     for bad in (0, -1, True, float("nan"), "fast"):
         with pytest.raises(RejectedError, match="clock_ghz"):
             from_compile(CYCLES, "tpu", bad)  # type: ignore[arg-type]
