@@ -36,8 +36,8 @@ def compiler_cycles(case: Case, target: str, pool: Pool | None = None) -> dict[s
     """Compile a case for a TPU target and return the compiler's estimates.
 
     Returns:
-        `target`; `cost_analysis` (XLA's table, or None with `cost_analysis_reason`); `loops` (how many); `cycles`, `by_place` and
-        `without_estimate` of `read_cycles`; `failed`, why there is nothing, else empty.
+        `target`; `cost_analysis` (XLA's table, or None with `cost_analysis_reason`); `loops` (how many); `cycles`,
+        `by_place` and `without_estimate` of `read_cycles`; `failed`, why there is nothing, else empty.
 
     Raises:
         RejectedError: mesh and target do not fit together.
