@@ -10,6 +10,10 @@ import click
 SUBCOMMANDS = {
     "run": ("jaxcost.cli.plan_run", "A training run: how long, whether it fits, what it costs, what to test first."),
     "runs": ("jaxcost.cli.plan_runs", "Published training runs, and the utilisation that their hours imply."),
+    "serve": (
+        "jaxcost.cli.plan_serve",
+        "A serving replica: pages of K/V cache, latency bounds, load, what is left out.",
+    ),
     "recompute": ("jaxcost.cli.plan_recompute", "What to keep under a budget of memory."),
     "lookup": ("jaxcost.cli.plan_lookup", "A large lookup table, and whether its rows arrive in time."),
     "optimizer": ("jaxcost.cli.plan_optimizer", "Work of an optimizer that multiplies matrices, and who owns which."),
