@@ -30,8 +30,8 @@ def number(value: object, where: str) -> Fraction:
         if value and not 1e-40 < abs(value) <= 1e40:
             raise reject(where, value, "beyond any plan", "check the unit and the exponent")
         return Fraction(str(value))
-    if abs(value) > LARGEST:
-        raise reject(where, f"{len(str(int(abs(value))))} digits", "beyond any plan", "check the unit and the exponent")
+    if not -LARGEST <= value <= LARGEST:
+        raise reject(where, "more than 40 digits", "beyond any plan", "check the unit and the exponent")
     return Fraction(value)
 
 
