@@ -202,3 +202,9 @@ def test_every_kind_has_a_ledger_and_an_axis_for_its_rest() -> None:
     assert {item.kind for item in compare_all(registry().values(), gpt())} == set(KINDS)
     used = {name for item in claims_of(registry().values()) for name in item.quantity.requires}
     assert used <= REQUIREMENTS.keys()
+
+
+def test_errors_of_both_signs_that_do_not_cancel_are_not_marked() -> None:
+    found = normalise(claim("chinchilla", "n"), jaxcost.training(jaxcost.load("gpt2"), batch=1, seq=64))
+    signs = {step.amount > 0 for step in found.steps}
+    assert signs == {True, False} and not found.cancels

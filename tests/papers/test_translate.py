@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import sympy
 
+from jaxcost.contracts.errors import RejectedError
 from jaxcost.papers.components import COMPONENTS, SYMBOLS, Components
 from jaxcost.papers.contract import Contract, Quantity
-from jaxcost.papers.graphs import case_of
+from jaxcost.papers.graphs import architecture, case_of
 from jaxcost.papers.registry import registry
 from jaxcost.papers.translate import is_zero, on_case, proved
 from jaxcost.prediction.program import program
@@ -130,3 +131,11 @@ def test_components_are_parts_of_the_ledgers() -> None:
     assert set(names) == COMPONENTS.keys() | SYMBOLS.keys() and len(names) == len(COMPONENTS) + len(SYMBOLS)
     with pytest.raises(KeyError):
         names["nothing"]
+
+
+@pytest.mark.parametrize("size", ["0", "0 - 4", "1/2", "d_model/7"])
+def test_a_size_that_is_no_positive_integer_is_refused(size: str) -> None:
+    contract = registry()["kaplan"]
+    graph = contract.graphs[0].model_copy(update={"sizes": {**contract.graphs[0].sizes, "hidden": size}})
+    with pytest.raises(RejectedError, match="not a positive integer"):
+        architecture(graph, {"d_model": 64, "n_layer": 2})
