@@ -44,7 +44,8 @@ def show_formulas(body: Mapping[str, Any]) -> None:
     }
     held = dict.fromkeys(text for name, texts in formula["conditions"].items() if name in shown for text in texts)
     if held:
-        line(out, f"They hold where {', '.join(held)}. Elsewhere ask again: a fold may decide otherwise.")
+        line(out, f"They hold where {', '.join(held)}.")
+        line(out, "At sizes where that is not so, a fold may decide otherwise: ask again with those sizes.")
 
 
 def _legend(out: Console, symbols: Sequence[Mapping[str, Any]]) -> None:
