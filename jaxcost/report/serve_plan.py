@@ -190,6 +190,7 @@ def speculation_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     parts = f"draft {seconds_text(spec['draft_seconds'])}, verification {seconds_text(spec['verify_seconds'])}"
     yield "time per output token", seconds_text(spec["tpot_seconds"]), f"{parts}; batch {spec['batch']:,}"
     yield "speed-up", f"{spec['speedup']:.4g}x", "pays" if spec["pays"] else "does not pay"
+    yield "draft weights", exact(spec["draft_weight_bytes"]), f"bytes a device; {spec['memory']}"
     even = spec["break_even_acceptance"]
     yield "break-even acceptance", "none" if even is None else f"{even:.4g}", spec.get("break_even_reason", "")
 

@@ -156,7 +156,9 @@ def _plot(
     for tick in _ticks(low_y, high_y):
         _, y = place(10**low_x, tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:,.6g} {escape(unit)}</text>')
+        parts.append(
+            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{f"{tick:,.6g} {escape(unit)}".rstrip()}</text>'
+        )
     if limit is not None:
         x, _ = place(max(limit, 10**low_x), 10**low_y)
         parts.append(f'<rect class="over" x="{x:.1f}" y="{TOP}" width="{max(0, end - x):.1f}" height="{floor - TOP}"/>')

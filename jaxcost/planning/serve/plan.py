@@ -258,7 +258,8 @@ def assumptions(asked: Asked, found: Capacity) -> list[str]:
         f"the published formula of {SOURCE['repository']} at {str(SOURCE['commit'])[:12]}",
         "matrices are cut over tensor, vectors whole on every device; K/V heads fewer than ranks are held by several",
         f"the vocabulary is padded to a multiple of {engine.vocabulary_multiple}",
-        f"one kernel of attention that reads keys and values once; legal pairs; arithmetic at the {engine.arithmetic} peak",
+        "one kernel of attention that reads keys and values once; legal pairs",
+        f"arithmetic at the {engine.arithmetic} peak",
     ]
     if len(found.pool.groups) > 1 or found.pool.groups[0].window:
         kept = "keep the window and the rows of a step" if found.pool.groups[0].window or engine.hybrid else ""

@@ -15,10 +15,11 @@ from fractions import Fraction
 from typing import Any
 
 from jaxcost.contracts.architecture import Architecture
-from jaxcost.contracts.errors import reject
+from jaxcost.contracts.errors import Problem, RejectedError
 from jaxcost.planning.quantities import share
 from jaxcost.planning.serve.inputs import Speculation
 from jaxcost.planning.serve.latency import Model
+from jaxcost.planning.serve.weights import rank_weights, stored_program
 
 STEPS = 64  # halvings of the interval in which the break-even acceptance lies
 
@@ -55,16 +56,30 @@ def one_layer(architecture: Architecture) -> Architecture:
     return architecture.replaced(groups=(group.replaced(repeat=1),))
 
 
+def other_vocabulary(mine: Architecture, drafter: Architecture, name: str | None) -> tuple[Problem, ...]:
+    """Return the problem of a draft model whose tokens are other ones than the model's."""
+    own, its = mine.vocabulary_size, drafter.vocabulary_size
+    if own == its:
+        return ()
+    rule = f"its vocabulary has {its} tokens and the model's {own}: its drafts are other tokens"
+    return (Problem("--draft", name, rule, "choose a draft model with the same vocabulary"),)
+
+
+def draft_bytes(drafter: Model, heads: bool) -> int:
+    """Return the weights that drafting adds to a device: a whole model's, or a head's one layer."""
+    weights = rank_weights(stored_program(drafter.architecture, drafter.engine), drafter.engine)[0]
+    return weights.layers if heads else weights.total
+
+
 def speculation(model: Model, drafter: Model, asked: Speculation, batch: int, context: int) -> dict[str, Any]:
     """Return what speculation yields at a batch and context, by bounds.
 
     Raises:
         RejectedError: the draft model has another vocabulary.
     """
-    mine, its = model.architecture.vocabulary_size, drafter.architecture.vocabulary_size
-    if mine != its:
-        rule = f"its vocabulary has {its} tokens and the model's {mine}: its drafts are other tokens"
-        raise reject("--draft", asked.draft, rule, "choose a draft model with the same vocabulary")
+    problems = other_vocabulary(model.architecture, drafter.architecture, asked.draft)
+    if problems:
+        raise RejectedError(problems)
     acceptance = share(asked.acceptance, "--acceptance")
     plain = model.decode(batch, context)
     draft = drafter.decode(batch, context)
@@ -81,6 +96,8 @@ def speculation(model: Model, drafter: Model, asked: Speculation, batch: int, co
         "tpot_seconds": float(seconds / tokens), "speedup": float(tokens / cost), "pays": bool(tokens > cost),
         "break_even_acceptance": None if even is None else float(even),
         "extra_rows": batch * asked.tokens, "wasted_rows": float(batch * (asked.tokens + 1 - tokens)),
+        "draft_weight_bytes": draft_bytes(drafter, asked.next_n is not None) * (asked.tokens if asked.next_n else 1),
+        "memory": "weights and cache of the draft are not subtracted from the pages: give them in other_bytes",
         "convention": "full overlap of every step; acceptance the same at every position; sampling is free",
     }  # fmt: skip
     if even is None:

@@ -29,6 +29,7 @@ class RankWeights:
     """Bytes of one device of a rank: stored codes, scales, padding of the vocabulary, and the rotary table.
 
     `streamed` is what one step reads at the least of the layers and the head: the embedding is looked up, not read.
+    `layers` are the codes and scales of the layers alone.
     """
 
     codes: int
@@ -36,6 +37,7 @@ class RankWeights:
     padding: int
     rotary: int
     streamed: int
+    layers: int
 
     @property
     def total(self) -> int:
@@ -80,7 +82,7 @@ def rank_weights(stored: Program, engine: Engine) -> tuple[RankWeights, ...]:
 
 def _rank(stored: Program, engine: Engine, rank: Rank) -> RankWeights:
     case = stored.case
-    codes = scales = padding = streamed = 0
+    codes = scales = padding = streamed = layers = 0
     for entry in population(stored, "loaded"):
         here = on_rank(stored, entry, rank)
         if here is None:
@@ -95,7 +97,8 @@ def _rank(stored: Program, engine: Engine, rank: Rank) -> RankWeights:
         lookup = here.scope == "embed" or here.scope.startswith("embed/")
         if not lookup or case.architecture.tied:
             streamed += own + scale
-    return RankWeights(codes, scales, padding, rotary_bytes(case.architecture, engine), streamed)
+        layers += own + scale if here.scope.startswith("group") else 0
+    return RankWeights(codes, scales, padding, rotary_bytes(case.architecture, engine), streamed, layers)
 
 
 def is_quantised(entry: Entry) -> bool:

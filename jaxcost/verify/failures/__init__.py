@@ -22,6 +22,7 @@ from jaxcost.verify.failures import (
     parameters,
     reasoning,
     sensitivity,
+    serving,
     state,
     traffic,
     worksheet_memory,
@@ -39,7 +40,7 @@ def failures() -> tuple[Failure, ...]:
     found: list[Failure] = []
     for table in (
         manifest, parameters, state, activations, flops, ownership, traffic, closure, sensitivity, papers, reasoning,
-        worksheet_memory, worksheet_plan, worksheet_rates, caveats,
+        worksheet_memory, worksheet_plan, worksheet_rates, caveats, serving,
     ):  # fmt: skip
         found += table.failures()
     return tuple(sorted(found, key=lambda row: _place(row.id)))
