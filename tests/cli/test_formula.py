@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -148,3 +150,12 @@ def test_the_manifest_alone_is_as_before(capsys: Capture) -> None:
     data = json.loads(capsys.readouterr().out)
     jsonschema.validate(data, schema("jaxcost.show.v1"))
     assert "formula" not in data and data["digest"] == load("gpt2").architecture.digest
+
+
+def test_the_formulas_of_a_case_need_neither_sympy_nor_jax() -> None:
+    code = (
+        "import sys; from jaxcost.cli import main; main(['show', 'gpt2', '--formula', '--phase', 'decode', '--past', '4', "
+        "'--quiet']); print([name for name in ('jax', 'sympy', 'hypothesis') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from jaxcost.schema import schema
 from jaxcost.verify.proofs import PROOFS
 
 
@@ -14,6 +16,7 @@ def test_the_document_and_the_page(run_jaxcost, tmp_path: Path) -> None:  # type
     page = tmp_path / "proofs.html"
     done = run_jaxcost("verify", "--proofs", "--json", "--html", str(page))
     data = json.loads(done.stdout)
+    jsonschema.validate(data, schema("jaxcost.verify.v1"))
     assert done.returncode == 0 and data["schema"] == "jaxcost.verify.v1" and data["status"] == "exact"
     assert [item["name"] for item in data["proofs"]] == [proof.name for proof in PROOFS]
     assert {item["status"] for item in data["proofs"]} == {"holds"}
