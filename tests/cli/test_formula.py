@@ -154,8 +154,9 @@ def test_the_manifest_alone_is_as_before(capsys: Capture) -> None:
 
 def test_the_formulas_of_a_case_need_neither_sympy_nor_jax() -> None:
     code = (
-        "import sys; from jaxcost.cli import main; main(['show', 'gpt2', '--formula', '--phase', 'decode', '--past', '4', "
-        "'--quiet']); print([name for name in ('jax', 'sympy', 'hypothesis') if name in sys.modules])"
+        "import sys; from jaxcost.cli import main; "
+        "main(['show', 'gpt2', '--formula', '--phase', 'decode', '--past', '4', '--quiet']); "
+        "print([name for name in ('jax', 'sympy', 'hypothesis') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
