@@ -12,6 +12,8 @@ from rich.table import Table
 
 PIPE_WIDTH = 160
 NAME_WIDTH = 24
+WORD_WIDTH = 9  # of a column of words: no shorter than a phase's name
+COLUMN_GAP = 3
 
 
 def console() -> Console:
@@ -31,20 +33,40 @@ class _Console(Console):
 
 
 class NumberTable(Table):
-    """A table that keeps its numbers, and a name of usual length in its first column, whole in a narrow terminal."""
+    """A table that keeps its numbers, and a name of usual length in its first column, whole in a narrow terminal.
+
+    Where it is too wide all the same, columns of `optional` are left out, in their order, and named below the table.
+    """
+
+    optional: tuple[str, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = {}
         for index, column in enumerate(self.columns):
             longest = max((cell_len(str(cell)) for cell in column.cells), default=0)
             if column.justify == "right":
                 column.min_width = longest
-            elif index == 0:
-                column.min_width = min(longest, NAME_WIDTH)
+            elif index == 0 or not column.no_wrap:
+                column.min_width = min(longest, NAME_WIDTH if index == 0 else WORD_WIDTH)
+            header = cell_len(str(column.header)) if column.justify == "right" else 0
+            widths[str(column.header)] = max(column.min_width or 0, header) + COLUMN_GAP
+        dropped = []
+        for name in self.optional:
+            if sum(widths.values()) <= options.max_width:
+                break
+            if widths.pop(name, None) is not None:
+                dropped.append(name)
+        if dropped:
+            self.columns = [column for column in self.columns if str(column.header) not in dropped]
+            self.caption = f"not shown at this width: {', '.join(dropped)}"
         yield from super().__rich_console__(console, options)
 
 
-def table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table; columns named in `right` hold numbers, the others may break over lines."""
+def table(*columns: str, title: str = "", right: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> Table:
+    """Return an empty table; columns named in `right` hold numbers, the others may break over lines.
+
+    Those of `optional` are left out, first to last, where the terminal is too narrow for all.
+    """
     made = NumberTable(
         box=box.SIMPLE_HEAD,
         title=title or None,
@@ -53,6 +75,7 @@ def table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
         pad_edge=False,
         header_style="bold",
     )
+    made.optional = optional
     for name in columns:
         made.add_column(
             name,

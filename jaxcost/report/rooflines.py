@@ -25,6 +25,8 @@ REGIME_COLUMNS = (
 POINT_COLUMNS = (
     "FLOPs", "bytes", "FLOP/byte", "ceiling", "a: arithmetic", "b: traffic", "max(a, b)", "a + b", "bound by"
 )  # fmt: skip
+# What the other columns say again, or nearly.
+DISPENSABLE = ("a + b", "ceiling", "b: traffic", "a: arithmetic", "bytes")
 
 
 def seconds_text(value: float | None) -> str:
@@ -215,7 +217,7 @@ def conflict_lines(device: Mapping[str, Any]) -> list[str]:
 def _show_points(out: Any, kind: str, points: Sequence[Mapping[str, Any]], shown: int) -> None:
     phases = any(point["phase"] for point in points)
     names = (kind, *(("phase",) if phases else ()), *POINT_COLUMNS)
-    made = table(*names, right=names[2 if phases else 1 : -1])
+    made = table(*names, right=names[2 if phases else 1 : -1], optional=DISPENSABLE)
     for point in points[:shown]:
         made.add_row(
             point["scope"],

@@ -363,3 +363,19 @@ def test_a_walk_stands_on_the_page(verified: dict[str, Any]) -> None:
     html = verify_page({**verified, "explain": [walk()]})
     assert "tensor:q of toy on cpu:1" in html and "q &lt;proj&gt;" in html and "<proj>" not in html
     assert "1. shapes: which arrays" in html and "The first step that disagrees is 1, shapes" in html
+
+
+def test_a_narrow_terminal_drops_what_may_be_left_out_and_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jaxcost.report.console import console, table
+
+    for width, shown in (("120", {"first", "second", "third"}), ("58", {"first", "third"})):
+        monkeypatch.setenv("COLUMNS", width)
+        made = table("name", "first", "second", "third", right=("first", "second", "third"), optional=("second",))
+        made.add_row("a" * 24, "1" * 12, "2" * 12, "3" * 12)
+        console().print(made)
+        printed = capsys.readouterr().out
+        assert {word for word in ("first", "second", "third") if word in printed.split("\n")[1]} == shown
+        assert ("not shown at this width: second" in printed) == (width == "58")
+        assert "3" * 12 in printed
