@@ -74,11 +74,14 @@ class Case(Record):
         yield from self._training_problems()
 
     def _training_problems(self) -> Iterable[Problem]:
-        """Rules of what acts in training alone: elsewhere it would change nothing but the digest."""
+        """Rules of what acts in training alone, or on several microbatches: else it changes nothing but the digest."""
         run, phase = self.execution, self.workload.phase
-        if phase == "training":
-            return
         default = Execution()
+        if phase == "training":
+            if self.workload.accumulate == 1 and run.gradient_sync != default.gradient_sync:
+                rule = "of one microbatch the first is the last: it would change nothing but the digest"
+                yield Problem("execution.gradient_sync", run.gradient_sync, rule, "leave it out, or give accumulate")
+            return
         acts: tuple[tuple[str, str, object, bool], ...] = (
             ("remat", "nothing is recomputed", run.remat, run.remat != default.remat),
             ("gradient_sync", "there are no gradients", run.gradient_sync, run.gradient_sync != default.gradient_sync),

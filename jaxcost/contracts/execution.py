@@ -54,6 +54,11 @@ class Fsdp(Record):
     reshard: bool = True
     prefetch: Extent = 0
 
+    def problems(self) -> Iterable[Problem]:
+        if self.group == "root" and self.prefetch:
+            rule = "the group root is the whole model: there is no other group to gather ahead"
+            yield Problem("prefetch", self.prefetch, rule, "leave it out, or gather by block or matrix")
+
 
 class Pipeline(Record):
     """How stages take turns. Microbatches are those of the workload's accumulation.

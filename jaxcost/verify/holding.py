@@ -149,6 +149,8 @@ def variant(case: Case, architecture: Architecture | None = None, **options: Any
         merged = {name: value for name, value in merged.items() if name not in gone or name in options}
     if "remat" in options and "remat_names" not in options:
         merged.pop("remat_names", None)
+    if "accumulate" in options and (options["accumulate"] or 1) == 1:
+        merged.pop("gradient_sync", None)  # one microbatch has no first and last
     if {"seq", "phase"} & options.keys():
         merged |= _undivided(merged)
     return build_case(

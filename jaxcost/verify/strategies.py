@@ -131,7 +131,8 @@ def execution_options(draw: st.DrawFn, phase: str, *, mesh: Mapping[str, int], r
         if mesh.get("fsdp", 1) > 1 and draw(st.booleans()):
             options["reshard"] = draw(st.booleans())
             options["fsdp_group"] = draw(st.sampled_from(("root", "block", "matrix")))
-            options["prefetch"] = draw(st.integers(0, 2))
+            ahead = draw(st.integers(0, 2))
+            options["prefetch"] = 0 if options["fsdp_group"] == "root" else ahead
     if tensor > 1 and rows % tensor == 0 and draw(st.booleans()):
         options["sequence_parallel"] = True
     return options

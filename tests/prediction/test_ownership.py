@@ -202,7 +202,7 @@ def test_prefetched_groups_stand_beside_the_current_one() -> None:
     for prefetch, wanted in ((0, remainder), (1, remainder + block), (2, remainder + 2 * block)):
         program = built(RUNNING, **options, fsdp_group="block", prefetch=prefetch)
         assert groups.gathered_at_once(program, stages.ranks(program)[0]) == wanted
-    root = built(RUNNING, **options, fsdp_group="root", prefetch=3)
+    root = built(RUNNING, **options, fsdp_group="root")
     assert groups.gathered_at_once(root, stages.ranks(root)[0]) == remainder + 32 * block
     kept = owned(RUNNING, **options, fsdp_group="block", reshard=False)["fsdp"]
     assert (kept["gathered_at_once_bytes"], kept["gather_sweeps"]) == (remainder + 32 * block, 1)
@@ -280,8 +280,8 @@ def test_gradients_reduced_late_stand_whole_between_microbatches() -> None:
     assert (early["gradients"]["reductions"], late["gradients"]["reductions"]) == (4, 1)
     assert late["gradients"]["between_microbatches_bytes"] == 4 * 36_240 == late["by_role"]["gradient"]
     assert late["gradients"]["reduced_bytes"] == early["by_role"]["gradient"] < late["by_role"]["gradient"]
-    single = owned(TINY, mesh={"fsdp": 4}, batch=16, gradient_sync="last_microbatch")
-    assert single["by_role"] == early["by_role"]
+    with pytest.raises(RejectedError, match="of one microbatch the first is the last"):
+        owned(TINY, mesh={"fsdp": 4}, batch=16, gradient_sync="last_microbatch")
 
 
 def test_offloaded_state_moves_once_each_way_and_leaves_the_device() -> None:

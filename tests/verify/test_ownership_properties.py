@@ -40,8 +40,10 @@ def spread(draw: st.DrawFn) -> Case:
     if mesh.get("fsdp", 1) > 1 or options.get("zero") == 3:
         options["fsdp_group"] = draw(st.sampled_from(("root", "block", "matrix")))
         options["reshard"] = draw(st.booleans())
-        options["prefetch"] = draw(st.integers(0, 2))
-    options["gradient_sync"] = draw(st.sampled_from(("every_microbatch", "last_microbatch")))
+        ahead = draw(st.integers(0, 2))
+        options["prefetch"] = 0 if options["fsdp_group"] == "root" else ahead
+    if case.workload.accumulate > 1:
+        options["gradient_sync"] = draw(st.sampled_from(("every_microbatch", "last_microbatch")))
     stateful = ("optimizer",) if case.state.optimizer != "sgd" else ()
     options["offload"] = draw(st.lists(st.sampled_from(("parameter", "gradient", *stateful)), unique=True))
     return variant(case, mesh=mesh, **options)
