@@ -24,6 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -59,12 +60,16 @@ def run(session: pytest.Session, items: Sequence[pytest.Item], then: pytest.Item
     return watch.failed
 
 
-def child(work: Callable[[], Any], cpu_s: float, wall_s: float, log: Path) -> tuple[str, Any]:
-    """Run `work` in a forked child.
+@dataclass(frozen=True)
+class Child:
+    """A forked child at work, and the end of the pipe that its answer comes from."""
 
-    Returns:
-        `done` and its answer (JSON); `timeout` where it spent its time; `died` where it ended otherwise.
-    """
+    pid: int
+    reading: int
+
+
+def begin(work: Callable[[], Any], cpu_s: float, log: Path) -> Child:
+    """Fork a child that runs `work` for at most some seconds of its processor time, its output going to a file."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -72,7 +77,7 @@ def child(work: Callable[[], Any], cpu_s: float, wall_s: float, log: Path) -> tu
     if pid == 0:
         try:
             os.close(reading)
-            os.setpgid(0, 0)
+            os.setsid()
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1)
             os.dup2(output, 2)
@@ -89,25 +94,53 @@ def child(work: Callable[[], Any], cpu_s: float, wall_s: float, log: Path) -> tu
             traceback.print_exc()
             os._exit(3)
     os.close(writing)
+    return Child(pid, reading)
+
+
+def finish(at_work: Child, wall_s: float) -> tuple[str, Any]:
+    """Wait for a child.
+
+    Returns:
+        `done` and its answer (JSON); `timeout` where it spent its time; `died` where it ended otherwise.
+    """
     received, deadline, ended = b"", time.monotonic() + wall_s, True
     while True:
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([reading], [], [], left)[0]:
+        if left <= 0 or not select.select([at_work.reading], [], [], left)[0]:
             ended = False
             break
-        piece = os.read(reading, 1 << 16)
+        piece = os.read(at_work.reading, 1 << 16)
         if not piece:
             break
         received += piece
-    os.close(reading)
+    os.close(at_work.reading)
     if not ended:
-        os.killpg(pid, signal.SIGKILL)
-    status = os.waitpid(pid, 0)[1]
+        os.killpg(at_work.pid, signal.SIGKILL)
+    status = os.waitpid(at_work.pid, 0)[1]
     if not ended or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)):
         return "timeout", None
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 and received:
         return "done", json.loads(received)
     return "died", None
+
+
+def child(work: Callable[[], Any], cpu_s: float, wall_s: float, log: Path) -> tuple[str, Any]:
+    """Run `work` in a forked child; see `begin` and `finish`."""
+    return finish(begin(work, cpu_s, log), wall_s)
+
+
+def shared(items: Sequence[Any], workers: int, work: Callable[[list[Any]], Any], log: Path) -> list[Any]:
+    """Deal items out to children, run `work` on each hand, and return the answers.
+
+    Raises:
+        RuntimeError: a child did not come to its end.
+    """
+    hands = [list(items[at::workers]) for at in range(min(workers, len(items)))]
+    begun = [begin(lambda hand=hand: work(hand), 36000, log.with_suffix(f".{at}.log")) for at, hand in enumerate(hands)]
+    ended = [finish(each, 36000) for each in begun]
+    if any(how != "done" for how, _ in ended):
+        raise RuntimeError(f"a worker {next(how for how, _ in ended if how != 'done')}, see {log.parent}")
+    return [answer for _, answer in ended]
 
 
 class Collected:

@@ -16,6 +16,7 @@ import collections
 import fnmatch
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import pickle
@@ -157,7 +158,7 @@ class Functions:
         return next((start for start, end in self.spans if start <= line <= end), 0)
 
 
-def attribution(session: Any, group: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
+def attribution(items: Sequence[Any]) -> dict[str, Any]:
     """Run each test alone, as if no cache were filled, and return the functions it runs and its CPU seconds."""
     import coverage
 
@@ -169,7 +170,7 @@ def attribution(session: Any, group: dict[str, Any], items: Sequence[Any]) -> di
         caches.clear()
         watched.switch_context(item.nodeid)
         begun = time.process_time()
-        if forks.run(session, [item], then):
+        if forks.run(item.session, [item], then):
             failing.append(item.nodeid)
         seconds[item.nodeid] = round(time.process_time() - begun, 4)
     watched.stop()
@@ -188,6 +189,7 @@ class Chooser:
 
     def __init__(self, group: dict[str, Any], known: dict[str, Any], results: Results):
         self.budget, self.known, self.results = group["budget_s"], known, results
+        self.first = tuple(group.get("first", ()))
         self.killers: collections.Counter[tuple[str, int, str]] = collections.Counter()
         self.functions: dict[str, Functions] = {}
 
@@ -208,7 +210,8 @@ class Chooser:
 
         def order(name: str) -> tuple[Any, ...]:
             here, near = self.killers[mutant.module, at, name], self.killers[mutant.module, -1, name]
-            return name != before, -here, -near if not here else 0, self.known["seconds"][name], name
+            told = not name.startswith(self.first) if self.first else False
+            return name != before, -here, -near if not here else 0, told, self.known["seconds"][name], name
 
         chosen, spent = [], 0.0
         for name in sorted(names, key=order):
@@ -221,37 +224,62 @@ class Chooser:
 
 def state_of_tests(group: dict[str, Any]) -> str:
     """A digest of the tests and the package: what an attribution holds for."""
-    digest = hashlib.sha256(json.dumps(group).encode())
+    digest = hashlib.sha256(json.dumps([group["tests"], group.get("leave_out")]).encode())
     for folder in ("tests", "jaxcost"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def measure_group(group: dict[str, Any], todo: list[Mutant], results: Results) -> None:
+def measure_group(group: dict[str, Any], todo: list[Mutant], results: Results, workers: int) -> None:
     """Run a group's mutants: in place where a function changes, then the rest from fresh imports."""
     place = STATE / f"tests-{group['name']}-{state_of_tests(group)}.json"
 
     def work(session: Any) -> None:
         items = [item for item in session.items if not any(part in item.nodeid for part in group.get("leave_out", ()))]
         if not place.exists():
-            ended, known = forks.child(
-                lambda: attribution(session, group, items), 3600, 3600, STATE / "attribution.log"
+            # Tests of one file stay together, since they share what a session sets up.
+            files = [list(found) for _, found in itertools.groupby(items, key=lambda item: item.nodeid.split("::")[0])]
+            hands = [part for found in files for part in [found[at : at + 40] for at in range(0, len(found), 40)]]
+            answers = forks.shared(
+                hands,
+                workers,
+                lambda hand: attribution([item for part in hand for item in part]),
+                STATE / "attribution",
             )
-            if ended != "done":
-                sys.exit(f"{group['name']}: the tests of the group did not run, see {STATE / 'attribution.log'}")
-            for name in known["failing"]:
-                print("fails unchanged and is left out:", name, flush=True)
-            place.write_text(json.dumps(known), encoding="utf-8")
+            place.write_text(json.dumps(merged(answers)), encoding="utf-8")
         known = json.loads(place.read_text(encoding="utf-8"))
-        in_place(session, todo, Chooser(group, known, results), results)
+        for name in known["failing"]:
+            print("fails unchanged and is left out:", name, flush=True)
+        forks.shared(
+            todo, workers, lambda hand: in_place(session, hand, Chooser(group, known, results), results),
+            STATE / "workers",
+        )  # fmt: skip
 
     ended, _ = forks.child(lambda: forks.collect(group["tests"], work), 36000, 36000, STATE / f"{group['name']}.log")
     results.read()
     if ended != "done":
         print(f"{group['name']}: the session {ended}, see {STATE / (group['name'] + '.log')}", flush=True)
         return
-    from_fresh(todo, Chooser(group, json.loads(place.read_text(encoding="utf-8")), results), results)
+    known = json.loads(place.read_text(encoding="utf-8"))
+    rest = [mutant for mutant in todo if results.found.get(mutant.name, {}).get("outcome") == "outside"]
+    if rest:
+        forks.shared(
+            rest, workers, lambda hand: from_fresh(hand, Chooser(group, known, results), results), STATE / "fresh"
+        )
+        results.read()
+
+
+def merged(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join the attributions of several hands."""
+    seconds, failing, runs = {}, [], collections.defaultdict(dict)
+    for answer in answers:
+        seconds |= answer["seconds"]
+        failing += answer["failing"]
+        for path, functions in answer["runs"].items():
+            for at, names in functions.items():
+                runs[path].setdefault(at, []).extend(names)
+    return {"seconds": seconds, "failing": sorted(failing), "runs": runs}
 
 
 def in_place(session: Any, todo: list[Mutant], chooser: Chooser, results: Results) -> None:
@@ -277,24 +305,20 @@ def in_place(session: Any, todo: list[Mutant], chooser: Chooser, results: Result
             return forks.run(session, [items[name] for name in tests])
 
         ended, failed = forks.child(fork, chooser.budget * 3 + SPARE_CPU_S, SPARE_WALL_S, STATE / "mutant.log")
-        keep(mutant, ended, failed, started, tests, chooser, results)
+        keep(mutant, ended, failed, started, chooser, results)
 
 
 def from_fresh(todo: list[Mutant], chooser: Chooser, results: Results) -> None:
     for mutant in todo:
-        if results.found.get(mutant.name, {}).get("outcome") != "outside":
-            continue
         started, tests = time.monotonic(), chooser.tests(mutant)
         ended, failed = forks.child(
             lambda mutant=mutant, tests=tests: forks.fresh(mutant.module, mutant.source, tests),
             chooser.budget * 3 + 2 * SPARE_CPU_S, SPARE_WALL_S, STATE / "mutant.log",
         )  # fmt: skip
-        keep(mutant, ended, failed, started, tests, chooser, results)
+        keep(mutant, ended, failed, started, chooser, results)
 
 
-def keep(
-    mutant: Mutant, ended: str, failed: Any, started: float, tests: list[str], chooser: Chooser, results: Results
-) -> None:
+def keep(mutant: Mutant, ended: str, failed: Any, started: float, chooser: Chooser, results: Results) -> None:
     if ended == "timeout":
         results.add(mutant, "timeout", started)
     elif ended == "died":
@@ -309,7 +333,7 @@ def keep(
         results.add(mutant, "survived", started)
 
 
-def measure(chosen: dict[str, list[Mutant]], again: bool, survivors: bool, room: str = "") -> None:
+def measure(chosen: dict[str, list[Mutant]], again: bool, survivors: bool, room: str = "", workers: int = 1) -> None:
     results = Results()
     todo: dict[str, Mutant] = {}
     for members in chosen.values():
@@ -330,7 +354,7 @@ def measure(chosen: dict[str, list[Mutant]], again: bool, survivors: bool, room:
         members = by_group.get(group["name"], [])
         if members:
             started = time.monotonic()
-            measure_group(group, members, results)
+            measure_group(group, members, results, workers)
             tally = collections.Counter(
                 results.found[mutant.name]["outcome"] for mutant in members if mutant.name in results.found
             )
@@ -376,6 +400,7 @@ def main() -> int:
     doing.add_argument("--part", action="append", choices=PARTS, help="one part of three (default: all)")
     doing.add_argument("--again", action="store_true", help="run what has a result, too")
     doing.add_argument("--survivors", action="store_true", help="run only what survived before")
+    doing.add_argument("--workers", type=int, default=1, help="processes that share the work (default 1)")
     doing.add_argument("--module", default="", help="only modules whose path contains this")
     doing.add_argument("--limit", type=int, default=0, help="at most this many of each part, the first ones")
     showing = commands.add_parser("report", help="what was found")
@@ -396,7 +421,7 @@ def main() -> int:
                 part: [at for at in members if options.module in at.module][: options.limit]
                 for part, members in chosen.items()
             }
-        measure(chosen, options.again, options.survivors, options.module)
+        measure(chosen, options.again, options.survivors, options.module, options.workers)
     elif options.command == "survivors":
         for mutant, entry in alive(chosen):
             if options.module in mutant.module:
