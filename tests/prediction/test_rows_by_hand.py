@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from jaxcost.contracts.case import build_case
 from jaxcost.prediction import predict, program
 from jaxcost.prediction.collectives import collectives
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.prediction.rows import Row
-from tests.prediction.cases import TOY, case
+from tests.prediction.cases import TOY, architecture, case
 
 LAYER = 64 + 32 + 32 + 64 + 3 * 96 + 2 * 8
 MODEL = 2 * LAYER + 2 * 128 + 8
@@ -536,3 +537,60 @@ def test_collective_totals_are_sums_of_their_rows() -> None:
     assert {row.region for row in found.rows if not row.scope.startswith("group")} == {"outside"}
     assert all(row.fields["times"] == row.fields["layers"] * row.fields["microbatches"] for row in found.rows)
     assert {row.fields["microbatches"] for row in found.rows} <= {1, 2}
+
+
+# One layer keeps, of 8 rows of bf16: five streams of 8 (in, norm out, mid, norm out, context), queries of 8, keys and
+# values of 4, three widths of 12, and 2 x 4 x 4 x 4 probabilities; the ends keep two streams and 16 logits of fp32.
+KEPT_LAYER = 2 * (8 * (5 * 8 + 8 + 4 + 4 + 3 * 12) + 2 * 4 * 4 * 4)
+KEPT_ENDS = 2 * 8 * 2 * 8 + 4 * 8 * 16
+
+
+def test_saved_bytes_stand_on_the_rank_that_keeps_most() -> None:
+    assert train().value("activations.saved_bytes") == 2 * KEPT_LAYER + KEPT_ENDS
+    piped = {"batch": 4, "accumulate": 2, "mesh": {"pipeline": 2}}
+    # Two layers against a layer and the ends; then one against two and the ends.
+    for layers, most, ends in (([2, 1], 2, False), ([1, 2], 2, True)):
+        found = train(TOY | {"L": 3}, **piped, pipeline_layers=layers).ledgers["activations"]
+        assert found.totals["saved_bytes"] == 3 * KEPT_LAYER + KEPT_ENDS
+        assert found.totals["saved_bytes_per_device"] == most * KEPT_LAYER + ends * KEPT_ENDS
+        kept = {row.object: row.per_device for row in found.rows}
+        assert (kept["group0/in"], kept["head/out"]) == (most * 2 * 8 * 8, ends * 4 * 8 * 16)
+        assert kept["group0/residual/out"] == ends * 2 * 8 * 8  # what the last layer hands on
+
+
+def test_what_is_offloaded_by_name_rests_on_the_host() -> None:
+    names = ["q_proj", "down"]
+    for remat, place in (("save_and_offload_only_these_names", "host"), ("save_only_these_names", "device")):
+        found = train(remat=remat, remat_names=names)
+        places = {row.object: row.fields["placement"] for row in found.ledgers["activations"].rows[:-1]}
+        assert places.pop("group0/attn/q_proj/out") == place
+        assert set(places.values()) == {"device"}
+
+
+def test_supplied_events_and_program_order_are_two_peaks() -> None:
+    """x and y overlap on [1, 2); z is born as x dies, and a release comes first."""
+    events = {
+        "objects": [
+            {"name": "x", "bytes": 10, "birth": 0.0, "death": 2.0},
+            {"name": "y", "bytes": 5, "birth": 1.0, "death": 3.0},
+            {"name": "z", "bytes": 7, "birth": 2.0, "death": 4.0, "kind": "workspace"},
+        ],
+        "persistent_bytes": 100,
+    }
+    options = {"phase": "training", "batch": 2, "seq": 4}
+    found = predict(build_case(architecture(**TOY), options, events)).ledgers["activations"]
+    assert (found.totals["peak_bytes"], found.totals["process_peak_bytes"]) == (15, 115)
+    assert found.reasons == {}
+    supplied, own = found.rows[-2:]
+    assert supplied.to_dict() == {
+        "object": "peak, supplied events", "scope": "", "phase": "", "value": 15, "unit": "bytes",
+        "fields": {"at": 1.0, "alive": {"x": 10, "y": 5}}, "evidence": "analytical",
+        "convention": "half-open intervals, release before birth",
+        "omitted": "allocator rounding, workspace not declared",
+    }  # fmt: skip
+    assert (own.object, own.phase, own.unit) == ("peak, program order", "backward", "bytes")
+    assert own.value == found.totals["program_order_peak_bytes"] == sum(own.fields["alive"].values())
+    assert own.convention.startswith("program-order-v1: ") and own.fields["at"] == "loss"
+    assert len(found.rows) == len(train().ledgers["activations"].rows) + 1
+    without = train().ledgers["activations"]
+    assert without.totals["peak_bytes"] is None and without.totals["program_order_peak_bytes"] == own.value
