@@ -594,3 +594,22 @@ def test_supplied_events_and_program_order_are_two_peaks() -> None:
     assert len(found.rows) == len(train().ledgers["activations"].rows) + 1
     without = train().ledgers["activations"]
     assert without.totals["peak_bytes"] is None and without.totals["program_order_peak_bytes"] == own.value
+
+
+def test_a_peak_of_symbols_is_unknown_with_its_reason() -> None:
+    from jaxcost.prediction.activations import activations
+    from jaxcost.prediction.device import device
+    from jaxcost.prediction.symbols import symbolic
+
+    built = symbolic(case(TOY, "training", batch=2, seq=4))
+    reason = "a largest cut is a choice between sizes, which symbols do not have"
+    kept, held = activations(built), device(built)
+    assert kept.name == "activations" and len(kept.rows) == len(train().ledgers["activations"].rows) - 1
+    assert kept.totals["program_order_peak_bytes"] is None and kept.totals["saved_bytes"] != 0
+    assert kept.reasons["program_order_peak_bytes"] == reason
+    assert held.name == "device" and held.totals["peak_bytes"]["expected"] is None
+    assert held.totals["peak_bytes"]["lower"] == held.totals["argument_bytes"]
+    assert held.reasons == {
+        f"{path}.expected": reason
+        for path in ("peak_bytes", *(f"peak_bytes_by_family.{family}" for family in ("cuda", "tpu", "cpu")))
+    }
