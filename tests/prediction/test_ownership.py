@@ -202,6 +202,8 @@ def test_prefetched_groups_stand_beside_the_current_one() -> None:
     for prefetch, wanted in ((0, remainder), (1, remainder + block), (2, remainder + 2 * block)):
         program = built(RUNNING, **options, fsdp_group="block", prefetch=prefetch)
         assert groups.gathered_at_once(program, stages.ranks(program)[0]) == wanted
+    with pytest.raises(RejectedError, match="no other group to gather ahead"):
+        built(RUNNING, **options, fsdp_group="root", prefetch=1)
     root = built(RUNNING, **options, fsdp_group="root")
     assert groups.gathered_at_once(root, stages.ranks(root)[0]) == remainder + 32 * block
     kept = owned(RUNNING, **options, fsdp_group="block", reshard=False)["fsdp"]
