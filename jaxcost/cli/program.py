@@ -127,14 +127,21 @@ def _run(words: list[str]) -> int:
     except Exception as error:  # the border: a bug becomes one line and exit code 4
         if os.environ.get("JAXCOST_DEBUG") == "1":
             raise
-        full = isinstance(error, OSError) and error.errno in FULL
-        return _fail(words, _full(error) if full else error)
+        if isinstance(error, OSError) and error.errno in FULL:
+            return _fail(words, _full(error))
+        long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+        return _fail(words, _too_long(error) if long else error)
     return result if isinstance(result, int) else 0
 
 
 def _full(error: Exception) -> RejectedError:
     rule = f"cannot be written ({getattr(error, 'strerror', None)})"
     return RejectedError([Problem("output", None, rule, "free some space, or write elsewhere")])
+
+
+def _too_long(error: Exception) -> RejectedError:
+    name = str(getattr(error, "filename", None) or "")
+    return RejectedError([Problem("path", name, "the system takes no name that long", "name a file by a shorter path")])
 
 
 def _usage_problem(error: click.UsageError) -> Problem:

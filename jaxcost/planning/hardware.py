@@ -15,6 +15,7 @@ Peaks, memory and links are those of a chip; `jax_devices_per_chip` says how man
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -41,6 +42,8 @@ PEAK_TYPES: Mapping[str, PeakType] = {
 }  # fmt: skip
 # How far a declared peak may stand above the recorded one: published roundings differ in the fourth digit.
 ROUNDING = Fraction(1, 1000)
+# What follows the colon of a target: its shape, and its slices.
+SHAPE = re.compile(r"([1-9][0-9]{0,5}(?:x[1-9][0-9]{0,5}){0,2})(?:\*([1-9][0-9]{0,4}))?")
 
 Figure = Annotated[int | float, Field(gt=0, le=10**9)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -344,11 +347,14 @@ def device(text: object) -> Device:
     """Return the device that a name, an alias or a target (`h100:4x8`) means.
 
     Raises:
-        RejectedError: no device goes by that name; near names are given.
+        RejectedError: no device goes by that name (near names are given), or what follows the colon is no shape.
     """
     if not isinstance(text, str) or not text or len(text) > 80:
         raise reject("device", text, "not the name of a device", f"choose one of {', '.join(device_names())}")
-    wanted = _plain(text.partition(":")[0])
+    name, colon, shape = text.partition(":")
+    if colon and not SHAPE.fullmatch(shape):
+        raise reject("device", text, "not of the form NAME:SHAPE[*SLICES]", "write for example h100:4x8")
+    wanted = _plain(name)
     names = {_plain(name): item for item in devices() for name in (item.name, *item.aliases)}
     if wanted in names:
         return names[wanted]
@@ -374,6 +380,6 @@ def _close(value: Fraction, printed: int | float) -> bool:
 
 
 __all__ = [
-    "Conflict", "Device", "Link", "Memory", "Nominal", "Peak", "PeakRate", "Source",
+    "SHAPE", "Conflict", "Device", "Link", "Memory", "Nominal", "Peak", "PeakRate", "Source",
     "device", "device_names", "devices", "exact", "read_device",
 ]  # fmt: skip

@@ -7,14 +7,13 @@ links in every dimension; with several mesh axes on it each gets at most what th
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import reject
-from jaxcost.planning.hardware import Device, Link, PeakRate, device, exact
+from jaxcost.planning.hardware import SHAPE, Device, Link, PeakRate, device, exact
 from jaxcost.planning.quantities import Number, count, not_negative, positive
 
 GPUS_PER_NODE = 8  # of an SXM board, where neither the device nor the caller says otherwise
@@ -158,9 +157,8 @@ def _shape(text: str, found: Device, devices: int) -> tuple[tuple[int, ...], int
     _, colon, rest = text.partition(":")
     if not colon:
         return None
-    match = re.fullmatch(r"([1-9][0-9]{0,5}(?:x[1-9][0-9]{0,5}){0,2})(?:\*([1-9][0-9]{0,4}))?", rest)
-    if match is None:
-        raise reject("--device", text, "not of the form NAME:SHAPE[*SLICES]", "write for example h100:4x8")
+    match = SHAPE.fullmatch(rest)
+    assert match is not None  # `device` refuses another form
     shape, slices = tuple(int(part) for part in match[1].split("x")), int(match[2] or 1)
     total = slices * found.jax_devices_per_chip
     for side in shape:

@@ -411,3 +411,17 @@ def test_a_plan_of_recomputation_takes_no_policy(words: tuple[str, str], capsys:
     asked = ["plan", "recompute", "toy-tied", "--phase", "training", "--seq", "8", "--budget", "4096"]
     assert main([*asked, *words]) == 2
     assert words[0] in (said := capsys.readouterr().err) and "the search chooses what is recomputed" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "run", "--plan", "LONG"),
+        ("estimate", "--case", "LONG"),
+        ("estimate", "toy-tied", *CASE, "--html", "LONG"),
+        ("measure", "toy-tied", *CASE, "--record", "LONG"),
+        ("verify", "toy-tied", *CASE, "--observation", "LONG"),
+    ],
+)
+def test_a_path_longer_than_any_name(words: tuple[str, ...], refuse: Run) -> None:
+    assert "no name that long" in refuse(*(word.replace("LONG", "x" * 5000 + ".toml") for word in words))

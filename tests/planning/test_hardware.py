@@ -54,6 +54,12 @@ def test_an_unknown_device_is_refused(text: object) -> None:
     refused("figures|name of a device", device, text)
 
 
+@pytest.mark.parametrize("text", ["h100:", "h100:0", "h100:-1", "h100:8x", "h100:many", "h100:4:8", "tpu-v5e:2x4*0"])
+def test_what_follows_the_colon_is_a_shape(text: str) -> None:
+    refused("of the form NAME:SHAPE", device, text)
+    assert device(text.partition(":")[0] + ":4x8").aliases
+
+
 def test_peaks_are_exact() -> None:
     h100 = device("h100").peak("bf16")
     assert h100.per_second == 989_400_000_000_000

@@ -35,7 +35,9 @@ def stage_tokens(affordable_tokens: Any = None, tokens: Any = None) -> Any:
     """Tokens to train on."""
     if tokens is not None:
         return tokens
-    return math.floor(affordable_tokens) if affordable_tokens is not None else Unknown("not given: tokens")
+    if affordable_tokens is None:
+        return Unknown("not given: tokens")
+    return math.floor(affordable_tokens) or Unknown("the budget reaches no whole token")
 
 
 @figure("steps", "tokens", scope="stage", staged=True, convention="padding counted")
