@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -119,5 +120,6 @@ def test_a_child_that_never_ends_is_stopped(tools: Any, tmp_path: Path) -> None:
 
     _, forks = tools
     assert forks.child(lambda: {"a": 1}, 10, 10, tmp_path / "log") == ("done", {"a": 1})
-    assert forks.child(endless, 10, 0.2, tmp_path / "log") == ("timeout", None)
+    assert forks.child(endless, 0, 60, tmp_path / "log") == ("timeout", None)
+    assert forks.child(lambda: time.sleep(60), 10, 0.5, tmp_path / "log") == ("stalled", None)
     assert forks.child(lambda: 1 // 0, 10, 10, tmp_path / "log") == ("died", None)

@@ -101,7 +101,8 @@ def finish(at_work: Child, wall_s: float) -> tuple[str, Any]:
     """Wait for a child.
 
     Returns:
-        `done` and its answer (JSON); `timeout` where it spent its time; `died` where it ended otherwise.
+        `done` and its answer (JSON); `timeout` where it spent its time; `stalled` where it waited for something instead,
+        as for a thread that a fork left behind; `died` where it ended otherwise.
     """
     received, deadline, ended = b"", time.monotonic() + wall_s, True
     while True:
@@ -116,8 +117,10 @@ def finish(at_work: Child, wall_s: float) -> tuple[str, Any]:
     os.close(at_work.reading)
     if not ended:
         os.killpg(at_work.pid, signal.SIGKILL)
-    status = os.waitpid(at_work.pid, 0)[1]
-    if not ended or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)):
+    _, status, used = os.wait4(at_work.pid, 0)
+    if not ended:
+        return ("timeout" if used.ru_utime + used.ru_stime > 0.2 * wall_s else "stalled"), None
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
         return "timeout", None
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 and received:
         return "done", json.loads(received)

@@ -45,7 +45,7 @@ SAMPLES = tomllib.loads((HERE / "sample.toml").read_text(encoding="utf-8"))
 # Imported before any fork; nothing of the package is.
 PRELOADED = ("google.protobuf", "numpy", "pydantic", "sympy")
 # Beyond the measured time of its tests a mutant may spend this much before it counts as never ending.
-SPARE_CPU_S, SPARE_WALL_S = 20, 120
+SPARE_CPU_S, SPARE_WALL_S = 10, 300
 
 
 def drawn(room_mutants: dict[str, list[Mutant]], seed: str, count: int, not_in: Iterable[str] = ()) -> list[Mutant]:
@@ -323,8 +323,8 @@ def keep(mutant: Mutant, ended: str, failed: Any, started: float, chooser: Choos
         results.add(mutant, "timeout", started)
     elif ended == "died":
         results.add(mutant, "killed", started, by="the process ended")
-    elif failed == "absent":
-        results.add(mutant, "outside", started)
+    elif failed == "absent" or ended == "stalled":
+        results.add(mutant, "outside", started)  # once more, from a fresh import
     elif failed:
         if failed in chooser.known["seconds"]:
             chooser.killed(mutant, failed)
