@@ -137,6 +137,7 @@ def capacity(architecture: Architecture, engine: Engine, target: Target) -> Capa
 def expected_activation(architecture: Architecture, engine: Engine, target: Target) -> dict[str, Any]:
     """Return the interval of what a prefill of max_num_batched_tokens holds beside weights and cache, or a reason.
 
+    The tokens are those of whole prompts of the longest request, as many as fill the step.
     It is the live peak of XLA's program under a materialisation policy, not a profile of the engine's kernels.
     """
     unknown = {"lower": None, "expected": None, "upper": None}
@@ -144,7 +145,8 @@ def expected_activation(architecture: Architecture, engine: Engine, target: Targ
         return unknown | {"reason": "no policy covers a pipeline stage on its own"}
     if engine.weight_dtype != "bf16" or engine.kv[0] not in ("bf16", "fp16"):
         return unknown | {"reason": "no policy covers quantised weights or a quantised cache"}
-    options = {"phase": "prefill", "batch": 1, "seq": engine.max_num_batched_tokens}
+    seq = min(engine.max_num_batched_tokens, engine.max_model_len)
+    options = {"phase": "prefill", "batch": engine.max_num_batched_tokens // seq, "seq": seq}
     found = predict(serving_case(architecture, engine, options))
     peak = predicted_peak(found, target.family)
     if peak["upper"] is None or not peak.get("by_class"):

@@ -57,10 +57,12 @@ class Requests:
 
     @property
     def memory_limit(self) -> str:
-        """What sets that number: the pages, or the declared number of sequences."""
+        """What sets that number: the pages, the declared number of sequences, or where the search ends."""
         most = self.capacity.engine.max_num_seqs
         pages = self.capacity.pool.blocks // self.capacity.pool.request_blocks(self.tokens)
-        return "max_num_seqs" if most is not None and most < pages else "memory"
+        if most is not None and most < pages:
+            return "max_num_seqs"
+        return "memory" if pages <= MOST_SEQUENCES else f"nothing up to {MOST_SEQUENCES:,}"
 
     def decode(self, batch: int) -> Bound:
         """Return the bound of a decode step at the middle of the outputs."""

@@ -159,7 +159,7 @@ def expected_data(asked: Asked, found: Capacity) -> dict[str, Any]:
     return {
         "activation": activation, "tokens": {name: pool.tokens for name, pool in pools_of.items()},
         "concurrency": {name: float(pool.concurrency(most)) for name, pool in pools_of.items()},
-        "convention": "what XLA's program of one prefill of max_num_batched_tokens holds beside weights and cache; the "
+        "convention": "what XLA's program of a prefill of max_num_batched_tokens holds beside weights and cache; the "
         "engine profiles its own kernels, and memory outside of the allocator is not in it",
         "reason": "",
     }  # fmt: skip
@@ -266,6 +266,8 @@ def assumptions(asked: Asked, found: Capacity) -> list[str]:
         listed.append(f"windowed layers {kept or 'keep every row'}; a step adds max_num_batched_tokens at the most")
     if engine.weight_dtype != "bf16":
         listed.append(f"matrices of the layers in {engine.weight_dtype}, scales {engine.weight_scales}, no zero points")
+    if asked.target.family != "cuda":
+        listed.append("the formula is that of the engine's GPU worker; on other devices it may reserve otherwise")
     if asked.replicas > 1:
         listed.append(f"{asked.replicas} replicas share the load evenly; memory and latency are one replica's")
     return listed

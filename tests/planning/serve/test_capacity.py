@@ -168,3 +168,10 @@ def test_degrees_follow_the_target() -> None:
         held("llama-3.2-1b", "cpu:1")
     declared = held("llama-3.2-1b", "cpu:1", device_memory_bytes=10**10)
     assert declared.budget.source == "declared by the caller"
+
+
+def test_a_model_with_few_positions_is_profiled_with_several_prompts() -> None:
+    data = plan("gpt2", max_model_len=1024)
+    assert data["expected"]["tokens"]["expected"] < data["capacity"]["tokens"]
+    with pytest.raises(RejectedError, match="learned positions"):
+        plan("gpt2", max_model_len=2048)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxcost.catalog import load
 from jaxcost.contracts.errors import RejectedError
+from jaxcost.planning.serve import pages
 from jaxcost.planning.serve.capacity import kept_layers, printed
 from jaxcost.planning.serve.inputs import Engine
 from jaxcost.planning.serve.pages import KeptLayer, Pool, groups_of, pool
@@ -50,6 +51,36 @@ def test_a_pool_is_that_of_a_walk(
     longest = found.longest(6000)
     assert not longest or found.request_blocks(longest) <= found.blocks
     assert longest == 6000 or found.request_blocks(longest + 1) > found.blocks
+
+
+def differences() -> int:
+    """How many of a few pools are not those of the walk."""
+    found = 0
+    for pattern in ([0] * 12, [512, 0] * 6, [128] * 12 + [0] * 13, [128, 128, 0] * 8):
+        page, available, tokens = 4096, 30 * 2**20 + 777, 3000
+        made = pool(groups_of([KeptLayer(page, window) for window in pattern]), [available], 16, 256)
+        tables = groups(pattern)
+        same = made.blocks == pool_size(available, page, tables)
+        found += not same or int(made.concurrency(tokens)) != admitted(made.blocks, tables, tokens, 16, 256)
+    return found
+
+
+FAULTS = {
+    "the smallest kind's size always": (pages, "group_size", min),
+    "one page fewer for a window": (
+        pages.Group, "request_blocks", lambda self, tokens, size, step: -(-min(self.window or tokens, tokens) // size)
+    ),
+    "the longest request in every group": (
+        pages.Pool, "request_blocks", lambda self, tokens: len(self.groups) * -(-tokens // 16)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_differs_from_the_walk(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert differences() == 0
+    monkeypatch.setattr(*FAULTS[fault])
+    assert differences() > 0
 
 
 def interval(log: Log, block_bytes: int) -> tuple[int, int]:
