@@ -16,6 +16,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import math
 import os
 import resource
 import select
@@ -48,13 +49,19 @@ class Watch:
             self.failed = report.nodeid
 
 
-def run(session: pytest.Session, items: Sequence[pytest.Item], then: pytest.Item | None = None) -> str:
-    """Run tests until one fails, `then` being the next to come; return its id, or nothing."""
-    watch = Watch()
+def run(
+    session: pytest.Session, items: Sequence[pytest.Item], then: pytest.Item | None = None, limit_s: float = math.inf
+) -> str:
+    """Run tests until one fails or the processor's time is spent, `then` being the next to come.
+
+    Returns:
+        The id of the test that failed, or nothing.
+    """
+    watch, begun = Watch(), time.process_time()
     session.config.pluginmanager.register(watch)
     for at, item in enumerate(items):
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=items[at + 1] if at + 1 < len(items) else then)
-        if watch.failed:
+        if watch.failed or time.process_time() - begun > limit_s:
             break
     session.config.pluginmanager.unregister(watch)
     return watch.failed
@@ -101,8 +108,8 @@ def finish(at_work: Child, wall_s: float) -> tuple[str, Any]:
     """Wait for a child.
 
     Returns:
-        `done` and its answer (JSON); `timeout` where it spent its time; `stalled` where it waited for something instead,
-        as for a thread that a fork left behind; `died` where it ended otherwise.
+        `done` and its answer (JSON); `timeout` where it spent its time; `stalled` where it waited instead, as for a
+        thread that a fork left behind; `died` where it ended otherwise.
     """
     received, deadline, ended = b"", time.monotonic() + wall_s, True
     while True:
@@ -259,7 +266,7 @@ class Instead(importlib.abc.MetaPathFinder):
         )
 
 
-def fresh(path: str, source: str, tests: Sequence[str]) -> str:
+def fresh(path: str, source: str, tests: Sequence[str], limit_s: float) -> str:
     """Import everything anew with one module changed and run tests in the order given; return what failed."""
     sys.meta_path.insert(0, Instead(path, source))
     failed = "import"
@@ -267,7 +274,7 @@ def fresh(path: str, source: str, tests: Sequence[str]) -> str:
     def work(session: pytest.Session) -> None:
         nonlocal failed
         by_name = {item.nodeid: item for item in session.items}
-        failed = run(session, [by_name[name] for name in tests if name in by_name])
+        failed = run(session, [by_name[name] for name in tests if name in by_name], None, limit_s)
 
     collect(list(dict.fromkeys(name.split("::")[0] for name in tests)), work)
     return failed

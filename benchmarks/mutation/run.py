@@ -208,18 +208,14 @@ class Chooser:
         names -= set(self.known["failing"])
         before = self.results.found.get(mutant.name, {}).get("by", "")
 
+        stem = "test_" + Path(mutant.module).stem
+
         def order(name: str) -> tuple[Any, ...]:
             here, near = self.killers[mutant.module, at, name], self.killers[mutant.module, -1, name]
-            told = not name.startswith(self.first) if self.first else False
+            told = not (stem in name or (self.first and name.startswith(self.first)))
             return name != before, -here, -near if not here else 0, told, self.known["seconds"][name], name
 
-        chosen, spent = [], 0.0
-        for name in sorted(names, key=order):
-            chosen.append(name)
-            spent += self.known["seconds"][name]
-            if spent > self.budget:
-                break
-        return chosen
+        return sorted(names, key=order)
 
 
 def state_of_tests(group: dict[str, Any]) -> str:
@@ -302,7 +298,7 @@ def in_place(session: Any, todo: list[Mutant], chooser: Chooser, results: Result
             functions.clear()
             if not functions.exchange(str(ROOT / mutant.module), pairs):
                 return "absent"
-            return forks.run(session, [items[name] for name in tests])
+            return forks.run(session, [items[name] for name in tests], None, chooser.budget)
 
         ended, failed = forks.child(fork, chooser.budget * 3 + SPARE_CPU_S, SPARE_WALL_S, STATE / "mutant.log")
         keep(mutant, ended, failed, started, chooser, results)
@@ -312,7 +308,7 @@ def from_fresh(todo: list[Mutant], chooser: Chooser, results: Results) -> None:
     for mutant in todo:
         started, tests = time.monotonic(), chooser.tests(mutant)
         ended, failed = forks.child(
-            lambda mutant=mutant, tests=tests: forks.fresh(mutant.module, mutant.source, tests),
+            lambda mutant=mutant, tests=tests: forks.fresh(mutant.module, mutant.source, tests, chooser.budget),
             chooser.budget * 3 + 2 * SPARE_CPU_S, SPARE_WALL_S, STATE / "mutant.log",
         )  # fmt: skip
         keep(mutant, ended, failed, started, chooser, results)

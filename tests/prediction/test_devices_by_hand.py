@@ -158,7 +158,7 @@ def test_levels_of_heads_and_their_replicas() -> None:
             fields = row.fields
             if row.object in ("embed/tokens/out", "loss/out", "d group0/attn/v_proj/out", "d group0/attn_norm/out"):
                 told = (fields["inside_send_bytes"], fields["between_send_bytes"], fields.get("reason"))
-                seen[per_node, fields["axis"]] = told
+                seen.setdefault((per_node, fields["axis"]), told)
     uneven = (None, None, "the groups of this collective lie differently on nodes")
     assert seen == {
         # All ranks of tensor: 64 fp32 sums, 2 x 3/4 of 256 bytes; over two nodes of two 2 x 1/2 inside, half between.
