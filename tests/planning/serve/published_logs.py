@@ -44,3 +44,10 @@ CONCURRENCY = (
     ("github.com/vllm-project/vllm/pull/12569, Llama-3.1-70B w8a8", 1381, 2048, "10.79x"),
     ("vllm nixl integration test, 2025-05-18, Llama-3.1-8B", 442_160 // 16, 131_072, "3.37x"),
 )
+# A device's memory as an engine split it, GiB of two decimals (github.com/vllm-project/vllm/pull/10511, comment of
+# 2024-12-14, Meta-Llama-3-8B, which has the shapes of 3.1): ranks, device, weights, outside of torch, activations and
+# what was left.
+SPLIT = (
+    (1, "79.22", "14.96", "1.79", "1.26", "53.29"),
+    (2, "79.22", "7.48", "3.58", "1.26", None),  # what was left is cut off in the copy read
+)

@@ -16,7 +16,7 @@ from jaxcost.planning.serve.weights import rank_weights, stored_program
 from jaxcost.verify import recount
 from tests.planning.serve.engine_walk import admitted, groups, pool_size
 from tests.planning.serve.plans import engine, held, plan
-from tests.planning.serve.published_logs import WEIGHTS
+from tests.planning.serve.published_logs import HALF, SPLIT, WEIGHTS
 
 H100_BYTES = 84_942_979_072
 
@@ -73,6 +73,20 @@ def test_the_same_weights_by_the_recount_of_another_module() -> None:
 def test_printed_weights_come_out(source: str, name: str, given: dict[str, object], printed: str, missed: str) -> None:
     [found] = held(name, **given).budget.weights
     assert Fraction(printed) - Fraction(f"{found.total / 2**30:.4f}") == Fraction(missed), source
+
+
+@pytest.mark.parametrize(("tensor", "device", "weights", "other", "activation", "left"), SPLIT)
+def test_a_printed_split_of_memory_comes_out(
+    tensor: int, device: str, weights: str, other: str, activation: str, left: str | None
+) -> None:
+    """Every printed part stands for an interval of half a last digit to either side; ours lies in their sum."""
+    given = {name: int(Fraction(text) * 2**30) for name, text in (
+        ("device_memory_bytes", device), ("other_bytes", other), ("activation_bytes", activation))}  # fmt: skip
+    found = held("llama-3.1-8b", f"h100:{tensor}", tensor=tensor, rotary_rows=8192, **given).budget
+    assert f"{found.weights[0].total / 2**30:.2f}" == weights
+    if left is not None:
+        slack = HALF * (Fraction(9, 10) + 1 + 1 + 1)
+        assert abs(Fraction(found.available[0], 2**30) - Fraction(left)) <= slack
 
 
 def test_without_scales_or_rotary_table_printed_weights_do_not_come_out() -> None:

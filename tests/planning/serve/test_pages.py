@@ -147,6 +147,15 @@ def test_without_groups_windowed_layers_keep_every_row() -> None:
     assert groups_of(alone, hybrid=False) == groups_of(alone)
 
 
+def test_windows_in_groups_of_their_own_against_every_row_kept() -> None:
+    """24 layers, a window of 128 and none in turn, 8 heads of 64, 32 requests of 8192 tokens: 12 GiB without groups."""
+    layers = [KeptLayer(2 * 16 * 8 * 64 * 2, window) for _ in range(12) for window in (128, 0)]
+    whole = pool(groups_of(layers, hybrid=False), [12 * GIB], 16, 1)
+    assert whole.blocks == 32 * whole.request_blocks(8192) and whole.blocks * whole.block_bytes == 12 * GIB
+    apart = pool(groups_of(layers), [12 * GIB], 16, 1)
+    assert 32 * apart.request_blocks(8192) * apart.block_bytes == 32 * (512 + 128 // 16 + 1) * 12 * 32768 < 7 * GIB
+
+
 def test_pages_of_several_sizes_are_refused() -> None:
     with pytest.raises(RejectedError, match="pages of 2 sizes"):
         groups_of([KeptLayer(64), KeptLayer(128, 16)])
