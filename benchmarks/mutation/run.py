@@ -281,6 +281,8 @@ def merged(answers: list[dict[str, Any]]) -> dict[str, Any]:
 def in_place(session: Any, todo: list[Mutant], chooser: Chooser, results: Results) -> None:
     import gc
 
+    for module in dict.fromkeys(mutant.module for mutant in todo):  # also those that are imported when first used
+        importlib.import_module(module.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     functions, items = forks.Functions(), {item.nodeid: item for item in session.items}
     gc.collect()
     gc.freeze()
