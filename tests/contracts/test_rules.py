@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from jaxcost.contracts.case import Case, build_case
-from jaxcost.contracts.convention import Convention
+import jaxcost
+from jaxcost.contracts.architecture import Layer
+from jaxcost.contracts.case import Case, build_case, saveable_names
+from jaxcost.contracts.convention import LEGAL, RECTANGULAR, Convention
 from jaxcost.contracts.dtypes import payload_bytes
 from jaxcost.contracts.errors import (
     JaxcostError,
@@ -19,7 +21,7 @@ from jaxcost.contracts.errors import (
     UnavailableError,
     reject,
 )
-from jaxcost.contracts.execution import Execution, mesh_axes
+from jaxcost.contracts.execution import SAVEABLE_NAMES, Execution, mesh_axes
 from jaxcost.contracts.kernels import kernel_problems, splash_block, splash_scheduled_pairs
 from jaxcost.contracts.liveness import Liveness, LiveObject
 from jaxcost.contracts.mesh import program_mesh
@@ -516,3 +518,75 @@ def test_records_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         work.batch = 3  # type: ignore[misc]
     assert refused(Record.from_data, {1, 2}, "here") == {"here"}
+
+
+def test_what_a_layer_makes_can_be_saved_by_name() -> None:
+    everything = set(SAVEABLE_NAMES)
+    (group,) = architecture(**TOY).groups
+    assert everything - set(saveable_names(group.layer)) == {"q_norm", "k_norm"}
+    (plain,) = architecture(**TOY | {"rotary": False, "form": "classic"}).groups
+    assert everything - set(saveable_names(plain.layer)) == {"q_norm", "k_norm", "q_rotary", "k_rotary", "gate"}
+    parallel = group.layer.replaced(residual="parallel", mlp_norm=None)
+    assert everything - set(saveable_names(parallel)) == {"q_norm", "k_norm", "attn_residual", "mlp_norm"}
+    data = group.layer.to_data()
+    norms = {"attention_norm": None, "mlp_norm": None, "attention_post_norm": data["mlp_norm"]}
+    post = Layer.from_data({**data, **norms, "mlp_post_norm": data["mlp_norm"], "residual": "post"})
+    assert {"attn_norm", "mlp_norm"}.isdisjoint(saveable_names(post)) and "attn_residual" in saveable_names(post)
+    normed = {"over": "head", "norm": data["mlp_norm"]}
+    both = Layer.from_data({**data, "attention": {**data["attention"], "qk_norm": normed}})
+    assert set(saveable_names(both)) == everything
+
+
+def test_rows_over_a_cache_are_not_split() -> None:
+    whole = case(TOY, "prefill", batch=2, seq=8, mesh={"context": 2})
+    assert refused(whole.replaced, workload=whole.workload.replaced(past_tokens=2)) == {"execution.mesh.context"}
+    assert refused(whole.replaced, workload=whole.workload.replaced(batch=3)) == set()
+    assert built(batch=0) == {"workload.batch"}
+    assert built(attention="some") == {"workload.attention"}
+    assert built(layers="some") == {"execution.layers"}
+
+
+def test_the_three_phases_by_name() -> None:
+    arch = architecture(**TOY)
+    train = jaxcost.training(arch, batch=2, seq=4, optimizer="lion")
+    assert train == build_case(arch, {"phase": "training", "batch": 2, "seq": 4, "optimizer": "lion"})
+    assert jaxcost.prefill(arch, seq=4) == build_case(arch, {"phase": "prefill", "batch": 1, "seq": 4})
+    served = jaxcost.decode(arch, batch=3, past=5, logits="all")
+    assert served == build_case(arch, {"phase": "decode", "batch": 3, "past": 5, "logits": "all"})
+    assert jaxcost.training(arch, seq=4).workload.batch == 1 == jaxcost.decode(arch, past=4).workload.batch
+    work = served.workload
+    assert (work.phase, work.new_tokens, work.past_tokens, work.logits) == ("decode", 1, 5, "all")
+    assert jaxcost.prefill(arch, seq=4).workload.logits == "final" and train.workload.logits == "all"
+    assert (train.state.name, served.state.name) == ("mixed", "bf16_inference")
+
+
+def test_conventions_and_names_by_default() -> None:
+    assert (Convention().flops_per_multiply_add, Convention().attention_pairs) == (2, "rectangular")
+    assert (RECTANGULAR.name, LEGAL.name) == ("jaxcost-fma2-rectangular-v1", "jaxcost-fma2-legal-v1")
+    assert (RECTANGULAR.attention_pairs, LEGAL.attention_pairs) == ("rectangular", "legal")
+    run = Execution()
+    assert (run.name, run.mesh, run.zero, run.remat, run.layers, run.sharding) == (
+        "",
+        (),
+        0,
+        "none",
+        "scan",
+        "explicit",
+    )
+    assert (run.fsdp.group, run.fsdp.reshard, run.fsdp.prefetch, run.donate) == ("matrix", True, 0, True)
+    assert (run.pipeline.schedule, run.pipeline.virtual, run.pipeline.layers) == ("gpipe", 1, ())
+    assert (run.pipeline.embedding_stage, run.pipeline.head_stage) == (0, -1)
+    assert (run.vocabulary_multiple, run.head_multiple, run.gradient_sync) == (1, 1, "every_microbatch")
+    assert (Workload.from_data(TRAINING).name, payload_bytes(100, "int4"), payload_bytes(2, "uint32")) == ("", 50, 8)
+    bytes_of = {
+        "fp64": 8,
+        "int64": 8,
+        "tf32": 4,
+        "int32": 4,
+        "fp16": 2,
+        "int16": 2,
+        "fp8_e5m2": 1,
+        "int8": 1,
+        "uint8": 1,
+    }
+    assert {name: payload_bytes(1, name) for name in bytes_of} == bytes_of
