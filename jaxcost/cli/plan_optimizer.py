@@ -102,8 +102,8 @@ def _show(data: Mapping[str, Any]) -> None:
     line(out, f"products: {parts}; together {data['flops']:,} FLOPs")
     usual = " and ".join(data["usual_estimate_counts"])
     line(out, f"the usual estimate 4 K m^2 n counts {usual} alone: {data['usual_estimate_flops']:,} FLOPs")
-    made = table("owners of whole matrices", "critical rank", "its FLOPs", "over the mean", "s",
-                 right=("critical rank", "its FLOPs", "over the mean", "s"))  # fmt: skip
+    made = table("owners of whole matrices", "critical rank", "its FLOPs", "over the mean", "seconds",
+                 right=("critical rank", "its FLOPs", "over the mean", "seconds"))  # fmt: skip
     for name in ("by_cost", "by_size", "by_offset"):
         owner, seconds = data[name], data["times"][f"products_{name}"]
         made.add_row(

@@ -152,7 +152,9 @@ def verify_page(data: Mapping[str, Any]) -> str:
     if data.get("claims"):
         rows = [(_text(row["claim"]), _status(row["outcome"])) for row in data["claims"]]
         parts.append("<h2>claims</h2>" + _table(("claim", "outcome"), rows))
-    parts.append("<h2>statuses</h2>" + _table(("status", "the row says"), [(_span(n), _text(t)) for n, t in STATUSES]))
+    parts.append(
+        "<h2>statuses</h2>" + _table(("status", "the row says"), [(_status(n), _text(t)) for n, t in STATUSES])
+    )
     command = str(data["schema"]).split(".")[1]  # jaxcost.verify.v1: verify
     subject = f": {gather.title(reports[0])} on {reports[0]['target']}" if len(reports) == 1 else ""
     return _page(command + subject, data, parts)

@@ -34,7 +34,7 @@ svg.curve .limit { stroke: var(--bad); stroke-dasharray: 3 4; } svg.curve .over 
 svg.curve circle { fill: var(--bar); }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 320, 84, 24, 18, 44
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 320, 112, 24, 18, 44
 Points = Sequence[tuple[float, float]]
 
 

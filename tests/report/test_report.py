@@ -379,3 +379,24 @@ def test_a_narrow_terminal_drops_what_may_be_left_out_and_says_so(
         assert {word for word in ("first", "second", "third") if word in printed.split("\n")[1]} == shown
         assert ("not shown at this width: second" in printed) == (width == "58")
         assert "3" * 12 in printed
+
+
+def test_a_table_too_wide_for_its_terminal_is_printed_in_parts_and_loses_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jaxcost.report.console import console, table
+
+    monkeypatch.setenv("COLUMNS", "80")
+    numbers = ("base", "value", "difference")
+    made = table("field", "total", *numbers, "fits 0.75", "why", title="moves", right=numbers)
+    made.add_row("heads 8 -> 32", "parameters", "1" * 21, "2" * 21, "3" * 21, "no", "one word after another " * 3)
+    made.add_row("", "state", "4" * 21, "5" * 21, "x words that may break " * 3, "yes", "because")
+    made.add_row("batch", "state", "7" * 21, "8" * 21, "9" * 21, "no", "because")
+    console().print(made)
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    heads = [line for line in printed.splitlines() if line.startswith(" field")]
+    assert len(heads) > 1 and all("total" in line for line in heads)
+    assert printed.count("moves") == 1 and {"fits", "0.75"} <= set(printed.split())
+    assert all(digit * 21 in printed for digit in "12345789")
+    assert printed.count("because") == 2 and printed.count("break") == 3
