@@ -61,9 +61,12 @@ def sensitivity(
         jaxcost sensitivity qwen2.5-0.5b --phase training --batch 8 --seq 512 --vector remat=block,batch=16
         jaxcost sensitivity toy-tied --phase training --batch 4 --seq 8 --set batch=8 --target cpu
     """
-    check_writable(html, "--html")
     if list_fields:
+        idle = {"--set": sets, "--vector": vectors, "--target": targets, "--html": html, "--rows": rows}
+        for option in (name for name, value in idle.items() if value):
+            raise reject(option, None, "--fields lists what can be varied, and varies nothing", f"leave out {option}")
         return _fields(model, as_json, quiet, parameters)
+    check_writable(html, "--html")
     limits = {name: _number(parameters.pop(name), f"--{name}") for name in ("timeout", "memory")}
     chosen = choose(model, parameters)
     from jaxcost.planning.sensitivity.run import vary

@@ -158,3 +158,11 @@ def test_an_observed_difference_that_is_open_ends_with_1(
     assert rows["matmul_flops"]["status"] == "exact" and rows["matmul_flops"]["base"]["status"]
     assert rows["argument_bytes"]["status"] == ("open" if opened else "exact")
     assert "observed differences" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("words", [("--set", "batch=8"), ("--vector", "batch=8,kv_heads=1"), ("--target", "cpu"),
+                                   ("--html", "page.html"), ("--rows",)])  # fmt: skip
+def test_a_list_of_fields_varies_nothing(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--fields", *words, "--json"]) == 2
+    [error] = json.loads(capsys.readouterr().out)["errors"]
+    assert error["path"] == words[0] and error["remedy"] == f"leave out {words[0]}"
