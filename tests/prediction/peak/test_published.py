@@ -17,6 +17,7 @@ import pytest
 import jaxcost
 from jaxcost.contracts.case import build_case
 from jaxcost.prediction.peak import PeakPrediction, Unpredicted, predict_peak
+from jaxcost.prediction.peak.moments import CLASSES
 from jaxcost.prediction.program import program
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "peak"
@@ -60,3 +61,37 @@ def test_what_was_published_is_what_is_predicted(entry: dict[str, Any]) -> None:
 def test_most_of_the_published_cases_were_met() -> None:
     met = [entry["inside"] for entry in PUBLISHED if "inside" in entry]
     assert len(met) > 140 and sum(met) > 0.9 * len(met)
+
+
+TIMES = {"forward": "forward", "backward": "backward", "after": "after", "loss": "loss"}
+
+
+@pytest.mark.parametrize("entry", PUBLISHED[::3], ids=range(len(PUBLISHED[::3])))
+def test_every_array_of_a_moment_says_what_where_and_why(entry: dict[str, Any]) -> None:
+    found = predicted(entry["command"])
+    if isinstance(found, Unpredicted):
+        assert found.reason
+        return
+    assert len({moment.name for moment in found.moments}) == len(found.moments)
+    largest = max(found.moments, key=lambda moment: moment.bytes.expected)
+    assert (found.at, found.expected) == (largest.name, largest.bytes.expected)
+    for moment in found.moments:
+        # A moment is called after its time, or after the component at work, and then serving has one time only.
+        named = next((time for word, time in TIMES.items() if moment.name.startswith(word)), moment.phase)
+        assert moment.phase in TIMES.values() and moment.phase == named
+        for item in moment.held:
+            assert item.kind in CLASSES and item.object and item.rule
+            assert isinstance(item.scope, str) and item.scope.split("/")[0] in ("", "embed", "head", "loss", "group0")
+            assert 0 <= item.bytes.lower <= item.bytes.expected <= item.bytes.upper
+        assert moment.bytes.expected == sum(item.bytes.expected for item in moment.held)
+    written = found.to_dict()
+    assert [written[name] for name in ("policy", "at", "lower", "expected", "upper")] == [
+        found.policy, found.at, found.lower, found.expected, found.upper,
+    ]  # fmt: skip
+    first, held = written["moments"][0], found.moments[0].held[0]
+    assert (first["name"], first["phase"]) == (found.moments[0].name, found.moments[0].phase)
+    assert first["held"][0] == {
+        "class": held.kind, "object": held.object, "scope": held.scope, "bytes": list(held.bytes), "rule": held.rule
+    }  # fmt: skip
+    # Published intervals were called open where they were wider than four tenths of what is expected.
+    assert found.is_open == entry["predicted"]["open"] == (found.upper - found.lower > 0.4 * found.expected)
