@@ -234,16 +234,19 @@ def measure_group(group: dict[str, Any], todo: list[Mutant], results: Results, w
     def work(session: Any) -> None:
         items = [item for item in session.items if not any(part in item.nodeid for part in group.get("leave_out", ()))]
         if not place.exists():
+            known = earlier(group, items)
             # Tests of one file stay together, since they share what a session sets up.
-            files = [list(found) for _, found in itertools.groupby(items, key=lambda item: item.nodeid.split("::")[0])]
+            new = [item for item in items if item.nodeid not in known["seconds"]]
+            files = [list(found) for _, found in itertools.groupby(new, key=lambda item: item.nodeid.split("::")[0])]
             hands = [part for found in files for part in [found[at : at + 40] for at in range(0, len(found), 40)]]
             answers = forks.shared(
                 hands,
                 workers,
                 lambda hand: attribution([item for part in hand for item in part]),
-                STATE / "attribution",
+                STATE / f"attribution-{group['name']}",
             )
-            place.write_text(json.dumps(merged(answers)), encoding="utf-8")
+            joined = merged([known, *answers]) | {"files": digests(items)}
+            place.write_text(json.dumps(joined), encoding="utf-8")
         known = json.loads(place.read_text(encoding="utf-8"))
         for name in known["failing"]:
             print("fails unchanged and is left out:", name, flush=True)
@@ -264,6 +267,32 @@ def measure_group(group: dict[str, Any], todo: list[Mutant], results: Results, w
             rest, workers, lambda hand: from_fresh(hand, Chooser(group, known, results), results), STATE / "fresh"
         )
         results.read()
+
+
+def digests(items: Sequence[Any]) -> dict[str, str]:
+    """Return the digest of each test file."""
+    paths = {item.nodeid.split("::")[0] for item in items}
+    return {path: hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16] for path in sorted(paths)}
+
+
+def earlier(group: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
+    """Return what the last attribution says of tests whose files are as they were.
+
+    The package may have changed since: a test that now runs a function it did not run may then be missed, and a mutant
+    it would have killed survives.
+    """
+    kept = sorted(STATE.glob(f"tests-{group['name']}-*.json"), key=lambda path: path.stat().st_mtime)
+    if not kept:
+        return {"seconds": {}, "failing": [], "runs": {}}
+    known = json.loads(kept[-1].read_text(encoding="utf-8"))
+    now, then = digests(items), known.get("files", {})
+    same = {item.nodeid for item in items if now[item.nodeid.split("::")[0]] == then.get(item.nodeid.split("::")[0])}
+    runs = {
+        path: {at: [name for name in names if name in same] for at, names in functions.items()}
+        for path, functions in known["runs"].items()
+    }
+    seconds = {name: spent for name, spent in known["seconds"].items() if name in same}
+    return {"seconds": seconds, "failing": [name for name in known["failing"] if name in same], "runs": runs}
 
 
 def merged(answers: list[dict[str, Any]]) -> dict[str, Any]:
