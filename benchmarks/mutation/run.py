@@ -198,13 +198,18 @@ class Chooser:
             self.functions[mutant.module] = Functions(mutant.original)
         return self.functions[mutant.module].at(mutant.line)
 
+    def is_run(self, mutant: Mutant) -> bool:
+        """Does a test run the mutant's function?"""
+        return bool(self.known["runs"].get(mutant.module, {}).get(str(self.function(mutant))))
+
     def killed(self, mutant: Mutant, by: str) -> None:
         self.killers[mutant.module, self.function(mutant), by] += 1
         self.killers[mutant.module, -1, by] += 1
 
     def tests(self, mutant: Mutant) -> list[str]:
         runs, at = self.known["runs"].get(mutant.module, {}), self.function(mutant)
-        names = set(runs.get(str(at), ())) if at else {name for of in runs.values() for name in of}
+        # What no test runs may have run at import, and then shows in any test of the module.
+        names = set(runs.get(str(at), ()) if at else ()) or {name for of in runs.values() for name in of}
         names -= set(self.known["failing"])
         before = self.results.found.get(mutant.name, {}).get("by", "")
 
@@ -321,7 +326,7 @@ def in_place(session: Any, todo: list[Mutant], chooser: Chooser, results: Result
             results.add(mutant, "no_tests", started)
             continue
         pairs = forks.exchanged(mutant.original, mutant.source, mutant.module)
-        if pairs is None:
+        if pairs is None or not chooser.is_run(mutant):
             results.add(mutant, "outside", started)
             continue
 
