@@ -64,6 +64,12 @@ class Bound:
         mine, its = vars(self), vars(other)
         return Bound(**{name: mine[name] + its[name] for name in mine})
 
+    def mean(self, other: Bound, times: int) -> Bound:
+        """Return `times` steps whose work goes from this one's to the other's in equal parts."""
+        mine, its = vars(self), vars(other)
+        sums = {name: times * Fraction(mine[name] + its[name]) / 2 for name in mine}
+        return Bound(**{name: int(sums[name]) if isinstance(mine[name], int) else sums[name] for name in mine})  # type: ignore[arg-type]
+
     def to_data(self) -> dict[str, Any]:
         """Return the JSON form, seconds of one device."""
         return {
@@ -110,14 +116,28 @@ class Model:
         return self._step(batch, rows, context)
 
     def prefill(self, prompt: int, chunk: int | None = None, batch: int = 1) -> Bound:
-        """Return the bound of a prompt, whole or in chunks; each chunk reads the weights and the rows before it."""
-        chunk = chunk or prompt
-        found: Bound | None = None
-        for start in range(0, prompt, chunk):
-            step = self._step(batch, min(chunk, prompt - start), start, final=True)
-            found = step if found is None else found.plus(step)
-        assert found is not None
+        """Return the bound of a prompt, whole or in chunks; each chunk reads the weights and the rows before it.
+
+        Between the lengths of windows the work of a chunk is affine in the rows before it, so a run of chunks there is
+        its number times the mean of its ends, exactly.
+        """
+        chunk = min(chunk or prompt, prompt)
+        whole, rest = divmod(prompt, chunk)
+        parts = [self._step(batch, chunk, 0, final=True)]
+        for first, last in affine_runs(whole, chunk, self.windows):
+            ends = [self._step(batch, chunk, index * chunk, final=True) for index in (first, last)]
+            parts.append(ends[0].mean(ends[1], last - first + 1))
+        if rest:
+            parts.append(self._step(batch, rest, whole * chunk, final=True))
+        found = parts[0]
+        for part in parts[1:]:
+            found = found.plus(part)
         return found
+
+    @property
+    def windows(self) -> frozenset[int]:
+        """The sliding windows of the layers."""
+        return frozenset(window for group in self.architecture.groups for window in group.windows if window)
 
     def _step(self, batch: int, rows: int, past: int, final: bool = False) -> Bound:
         key = (batch, rows, past, final)
@@ -165,6 +185,22 @@ class Model:
     def inside_node(self) -> bool:
         """Whether a replica's devices share a node."""
         return self.engine.tensor * self.engine.pipeline <= self.machine.devices_per_node
+
+
+def affine_runs(chunks: int, size: int, windows: frozenset[int]) -> list[tuple[int, int]]:
+    """Return the runs (first, last) of chunks 1 to `chunks - 1` in which no chunk lies across the end of a window."""
+    alone = {
+        index
+        for window in windows
+        for index in range(window // size - 2, window // size + 2)
+        if 1 <= index < chunks
+    }  # fmt: skip
+    found, first = [], 1
+    for index in sorted(alone):
+        found += [(first, index - 1)] if first < index else []
+        found.append((index, index))
+        first = index + 1
+    return [*found, *([(first, chunks - 1)] if first < chunks else [])]
 
 
 def _read(built: Program, what: str) -> int:

@@ -102,3 +102,20 @@ def test_a_bound_with_a_fault_is_seen() -> None:
 
     step = model().decode(4, 1000)
     assert figures(step, 4) and not figures(step, 1) and not figures(model().decode(4, 1001), 4)
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "gemma-2-2b", "mistral-7b"])
+@pytest.mark.parametrize(("prompt", "chunk"), [(9000, 700), (5000, 512), (4097, 4096), (6000, 6000), (10_000, 3000)])
+def test_chunks_by_runs_are_the_sum_of_every_chunk(name: str, prompt: int, chunk: int) -> None:
+    found = model(name, max_model_len=20_000)
+    parts = [found._step(1, min(chunk, prompt - start), start, final=True) for start in range(0, prompt, chunk)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total.plus(part)
+    assert found.prefill(prompt, chunk) == total
+
+
+def test_a_prompt_in_very_many_chunks_is_answered_at_once() -> None:
+    found = model("gemma-2-2b", max_model_len=2**30)
+    made = found.prefill(10**9, 1)
+    assert len(found._found) < 20 and made.weight_bytes == 10**9 * found.prefill(1).weight_bytes
