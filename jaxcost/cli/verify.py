@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import click
 
 from jaxcost.cli.options import WHOLE, case_options, given, output_options
 from jaxcost.cli.output import check_folder, check_writable, document, print_json, write_file
-from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError
+from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
 from jaxcost.verify.request import VerifyOutcome, VerifyRequest
 
 _FILE = click.Path(path_type=Path)
@@ -177,6 +178,9 @@ def _request(models: tuple[str, ...], quiet: bool, parameters: dict[str, Any]) -
         "explain",
         "strict",
     )
+    row = parameters["explain"]
+    if row is not None and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*(:[^:]+){0,2}", row) is None:
+        raise reject("--explain", row, "not of the form counter[:scope][:phase]", "write for example matmul_flops:head")
     return VerifyRequest(
         models=models, case_options=options, fuzz=fuzz, seed=seed, quiet=quiet,
         **{name: parameters[name] for name in kept},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -369,3 +370,38 @@ def test_a_fresh_process_loads_nothing_slow(root: Path, fresh_environment: dict[
 
 def test_the_guard_sees_what_is_loaded(root: Path, fresh_environment: dict[str, str]) -> None:
     assert loaded(["models"], root, fresh_environment) == ["rich"]
+
+
+def test_every_document_that_is_printed_has_a_schema(root: Path) -> None:
+    """The ids in the command line's source, and in what it joins them from, against the files of jaxcost/schema."""
+    from jaxcost.schema import names
+
+    printed = set()
+    for path in (root / "jaxcost" / "cli").glob("*.py"):
+        printed |= set(re.findall(r'"(jaxcost\.[a-z_]+\.v1)"', path.read_text(encoding="utf-8")))
+    assert len(printed) > 15
+    assert printed <= set(names())
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("models",), 0),
+        (("targets",), 0),
+        (("sensitivity", "gpt2", "--phase", "prefill", "--seq", "4", "--fields"), 0),
+        (("plan", "run", "--plan", "not/here.toml"), 3),
+    ],
+)
+def test_lists_and_errors_are_as_their_schema_says(words: tuple[str, ...], code: int, run_jaxcost: Any) -> None:
+    done = run_jaxcost(*words, "--json")
+    assert done.returncode == code
+    data = json.loads(done.stdout)
+    jsonschema.validate(data, schema(data["schema"]))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**data, "more": 1}, schema(data["schema"]))
+
+
+@pytest.mark.parametrize("row", ["", "::", "a:b:c:d", "matmul flops", ":head"])
+def test_a_row_that_can_be_none_is_refused_before_anything_compiles(row: str, capsys: Capture) -> None:
+    assert main(["verify", "--explain", row]) == 2
+    assert "counter[:scope][:phase]" in capsys.readouterr().err

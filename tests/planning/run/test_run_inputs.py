@@ -150,3 +150,8 @@ def test_ranges_as_they_are_written() -> None:
 def test_a_model_by_path_begins_at_the_plan(root: Any) -> None:
     data = {name: value for name, value in MODEL.items() if name != "model"} | {"model": "llama-3.2-1b.toml"}
     assert plan_run(read_inputs(data), folder=root / "models").manifest is not None
+
+
+def test_a_device_with_a_shape_would_say_twice_how_many_there_are() -> None:
+    with pytest.raises(RejectedError, match=r"a shape says how many devices there are.*write h100"):
+        read_inputs({**SCENARIO, "device": "h100:32x8"})
