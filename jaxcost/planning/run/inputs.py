@@ -239,7 +239,7 @@ class RunInputs(_Staged):
             yield Problem("device", None, "nothing says what a device does", "give --device, or --peak TFLOP/s")
         if self.device is not None and ":" in self.device:
             rule = "a shape says how many devices there are, and devices says it here"
-            yield Problem("device", self.device, rule, f"write {self.device.partition(':')[0]}, and the number as devices")
+            yield Problem("device", self.device, rule, f"write {self.device.partition(':')[0]}, the number as devices")
 
     def _price_problems(self) -> Iterable[Problem]:
         if self.price is not None and self.price.date is None:
