@@ -36,7 +36,8 @@ WHOLE = _Whole()
 
 # flag, the option it sets, type, metavar, help
 _CASE: tuple[tuple[str, str, Any, str, str], ...] = (
-    ("--phase", "phase", str, "training|prefill|decode", "What one step does; needed."),
+    ("--phase", "phase", str, "training|prefill|decode",
+     "What one step does; needed, but for papers and plan run: training."),
     ("--batch", "batch", WHOLE, "N", "Global sequences per step.  [default: 1]"),
     ("--seq", "seq", WHOLE, "N", "New tokens per sequence; needed, but for decode: 1."),
     ("--past", "past", WHOLE, "N", "Cached tokens; --past 32767 makes 32,768 visible.  [default: 0]"),

@@ -152,7 +152,7 @@ def crossing_line(data: Mapping[str, Any]) -> str:
         return f"at none of these batches do the products with weights cross {ridge}"
     held = [i["batch"] for i in data["regimes"] if i["projections_bound"] != "memory" and i["step_bound"] == "memory"]
     still = "; attention keeps the step bound by memory there" if held else ""
-    return f"from batch {min(crossed):,} on the products with weights cross {ridge}{still}"
+    return f"{min(crossed):,} is the first of these batches whose products with weights cross {ridge}{still}"
 
 
 def measured_lines(found: Mapping[str, Any]) -> list[str]:
