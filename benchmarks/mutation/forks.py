@@ -164,10 +164,11 @@ class Collected:
         return True
 
 
-def collect(arguments: Sequence[str], work: Callable[[pytest.Session], None]) -> int:
-    """Collect tests and call `work` with the session; return pytest's exit status."""
+def collect(arguments: Sequence[str], work: Callable[[pytest.Session], None], without: Sequence[str] = ()) -> int:
+    """Collect tests, but for some files, and call `work` with the session; return pytest's exit status."""
+    ignored = [f"--ignore-glob=*{name}" for name in without]
     found = [name for name in arguments if (ROOT / name.split("::")[0]).exists()]
-    return int(pytest.main([*OPTIONS, "-m", NOT_RUN, *found], plugins=[Collected(work)]))
+    return int(pytest.main([*OPTIONS, *ignored, "-m", NOT_RUN, *found], plugins=[Collected(work)]))
 
 
 # One function exchanged

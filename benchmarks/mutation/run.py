@@ -260,7 +260,10 @@ def measure_group(group: dict[str, Any], todo: list[Mutant], results: Results, w
             STATE / "workers",
         )  # fmt: skip
 
-    ended, _ = forks.child(lambda: forks.collect(group["tests"], work), 36000, 36000, STATE / f"{group['name']}.log")
+    without = [part for part in group.get("leave_out", ()) if part.endswith(".py")]
+    ended, _ = forks.child(
+        lambda: forks.collect(group["tests"], work, without), 36000, 36000, STATE / f"{group['name']}.log"
+    )
     results.read()
     if ended != "done":
         print(f"{group['name']}: the session {ended}, see {STATE / (group['name'] + '.log')}", flush=True)
