@@ -1,9 +1,9 @@
 """Where the evidence rooms are.
 
 `models/` (what is counted), `papers/` (what was published), `hardware/` (what it runs on), `verify/` (what is claimed)
-and `hlo_dumps/` (what XLA said) are folders of files, not code. In a checkout they stand beside the package; in an installed wheel they lie inside it, under `jaxcost/_data/`. The
-two are told apart by where this file is, never by the working directory, so that `python -m jaxcost` gives the same
-answer from every folder.
+and `hlo_dumps/` (what XLA said) are folders of files, not code. In a checkout they stand beside the package; in an
+installed wheel they lie inside it, under `jaxcost/_data/`. The two are told apart by where this file is, never by the
+working directory, so that `python -m jaxcost` gives the same answer from every folder.
 
     >>> import jaxcost.data
     >>> jaxcost.data.room("models").name

@@ -18,6 +18,7 @@ first: at most 4/3 - 1/(3 ranks) of the best).
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -243,10 +244,14 @@ def _placeable(found: Iterable[Matrix], ranks: int) -> tuple[int, tuple[Matrix, 
 
 
 def least_critical_flops(found: Iterable[Matrix], ranks: int, cost: Callable[[Matrix], int]) -> int:
-    """Return a bound no partition of whole matrices can beat: the mean, or the heaviest matrix."""
+    """Return a bound no partition of whole matrices can beat: the mean, or the heaviest matrix.
+
+    The mean is rounded up to a multiple of the largest number that divides the cost of every matrix.
+    """
     kinds = tuple(found)
     total = sum(cost(item) * item.copies for item in kinds)
-    return max(-(-total // count(ranks, "--ranks")), max(cost(item) for item in kinds))
+    unit = math.gcd(*(cost(item) for item in kinds))
+    return max(-(-total // (unit * count(ranks, "--ranks"))) * unit, max(cost(item) for item in kinds))
 
 
 def launches(found: Iterable[Matrix], iterations: int = ITERATIONS, elementwise: int = 3) -> dict[str, int]:

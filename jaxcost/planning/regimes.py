@@ -21,6 +21,7 @@ from jaxcost.planning.machine import Machine
 from jaxcost.planning.quantities import count
 from jaxcost.planning.roofline import Point, points, total
 from jaxcost.prediction.flops import product_flops
+from jaxcost.prediction.ownership import arguments
 from jaxcost.prediction.program import Program, program
 
 MOST = 64
@@ -38,6 +39,16 @@ class Regime:
     projections: Point
     attention: Point
     whole: Point
+    argument_bytes: int
+    memory_bytes: int | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the arguments alone (weights, caches, state) stay within device memory; None where it is unknown.
+
+        True promises no fit: activations and workspace come on top.
+        """
+        return None if self.memory_bytes is None else self.argument_bytes <= self.memory_bytes
 
     @property
     def tokens_per_second(self) -> Fraction:
@@ -57,6 +68,8 @@ class Regime:
             **{f"{name}_bound": part.bound for name, part in parts.items()},
             "overlapped_seconds": float(self.whole.overlapped_seconds),
             "tokens_per_second": float(self.tokens_per_second),
+            "argument_bytes": self.argument_bytes,
+            "arguments_fit": self.holds,
         }
 
 
@@ -74,6 +87,8 @@ def regime(case: Case, machine: Machine) -> Regime:
         total(item for item in found if item.scope not in pairwise),
         total(item for item in found if item.scope in pairwise),
         total(found),
+        int(sum(item.per_device for item in arguments(built))),
+        machine.device.memory.capacity_bytes if machine.device.memory else None,
     )
 
 

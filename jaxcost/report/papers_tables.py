@@ -64,7 +64,10 @@ def printed_text(cell: Mapping[str, Any]) -> str:
 
 def percent_of(ratio: float) -> str:
     """Return a ratio to the ledger as a signed percentage."""
-    return "0" if ratio == 1 else f"{100 * (ratio - 1):+.2f}%"
+    if ratio == 1:
+        return "0"
+    percent = 100 * (ratio - 1)
+    return f"{percent:+.2f}%" if abs(percent) >= 0.005 else "under 0.01%"
 
 
 def _add(made: Table, *cells: str | Text) -> None:

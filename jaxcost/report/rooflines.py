@@ -20,7 +20,7 @@ _PREFIXES = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _OPS_SHOWN = 12
 REGIME_COLUMNS = (
     "phase", "batch", "visible", "weights alone", "projections", "attention", "projections bound by",
-    "attention bound by", "step", "time", "tokens/s",
+    "attention bound by", "step", "time", "tokens/s", "arguments",
 )  # fmt: skip
 POINT_COLUMNS = (
     "FLOPs", "bytes", "FLOP/byte", "ceiling", "a: arithmetic", "b: traffic", "max(a, b)", "a + b", "bound by"
@@ -139,6 +139,8 @@ def regime_rows(data: Mapping[str, Any]) -> list[tuple[str, ...]]:
             *(intensity_text(item[f"{name}_intensity"]) for name in ("weight_only", "projections", "attention")),
             item["projections_bound"], item["attention_bound"], intensity_text(item["step_intensity"]),
             seconds_text(item["overlapped_seconds"]), f"{item['tokens_per_second']:,.4g}",
+            (about(item["argument_bytes"], "bytes") or exact(item["argument_bytes"]))
+            + (" exceed the device" if item["arguments_fit"] is False else ""),
         )
         for item in data["regimes"]
     ]  # fmt: skip
@@ -152,7 +154,9 @@ def crossing_line(data: Mapping[str, Any]) -> str:
         return f"at none of these batches do the products with weights cross {ridge}"
     held = [i["batch"] for i in data["regimes"] if i["projections_bound"] != "memory" and i["step_bound"] == "memory"]
     still = "; attention keeps the step bound by memory there" if held else ""
-    return f"{min(crossed):,} is the first of these batches whose products with weights cross {ridge}{still}"
+    lost = [item["batch"] for item in data["regimes"] if item["arguments_fit"] is False]
+    over = f"; from {min(lost):,} on the arguments alone exceed the device" if lost else ""
+    return f"{min(crossed):,} is the first of these batches whose products with weights cross {ridge}{still}{over}"
 
 
 def measured_lines(found: Mapping[str, Any]) -> list[str]:

@@ -131,6 +131,12 @@ class _Walk:
         self.found = pairs(prediction, self.about, seen)
         self.document: Mapping[str, Any] = seen.data if isinstance(seen, Observed) else {}
 
+    def _over(self, counter: str) -> str:
+        """Return over which devices a sum of products runs, where there are several: the two witnesses differ in it."""
+        if self.prediction.case.execution.device_count == 1:
+            return ""
+        return {"jaxpr_matmul_flops": ", all devices", "matmul_flops": ", one device"}.get(counter, "")
+
     def _section(self, name: str) -> Mapping[str, Any]:
         return self.document.get(name) or {}
 
@@ -187,8 +193,10 @@ class _Walk:
             for item, match in matched(self.prediction, self.about, section.get("rows") or ()):
                 spec = str(item.row.fields.get("product") or item.row.fields["contraction"])
                 observed = match.flops if match is not None else 0 if section.get("rows") else None
-                yield _entry(f"{product(item.row)} ({item.row.phase})", item.flops, observed, "FLOPs", spec)
-            yield from map(_of_row, self._sums())
+                unit = f"FLOPs{self._over('jaxpr_matmul_flops')}"
+                yield _entry(f"{product(item.row)} ({item.row.phase})", item.flops, observed, unit, spec)
+            for other in self._sums():
+                yield {**_of_row(other), "unit": other.unit + self._over(other.counter)}
             work: dict[str, int] = {}
             for other in self.prediction.ledgers["primitives"].rows:
                 if self._here(other.scope, other.phase):
@@ -330,7 +338,8 @@ def _conclusion(row: Row, steps: Sequence[Mapping[str, Any]], first: Mapping[str
     ending = endings.get(row.status, "") if residual else f"The row itself is {row.status}"
     if row.forced_open:
         ending = f"The row is open: {row.reason}"
-    head = f"the first step that disagrees is {first['number']}, {first['step']}: {worst['what']}, {sides}"
+    where = f" ({worst['unit'].partition(', ')[2]})" if ", " in worst["unit"] else ""
+    head = f"the first step that disagrees is {first['number']}, {first['step']}: {worst['what']}, {sides}{where}"
     return f"{head}. {ending or f'The row is {row.status}'}"
 
 

@@ -207,3 +207,9 @@ def test_the_commands_print_documents_and_tables():
     for bad in (("--reach", "between"), ("--dtype", "text"), ("--hidden-us", "inf"), ("--elements", "0")):
         done = run(*words, *bad)
         assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_the_bound_is_a_sum_that_whole_matrices_can_have() -> None:
+    """Five equal matrices on two ranks: one rank has three, which half of five is not."""
+    found = [Matrix("w", 8, 8, 5)]
+    assert least_critical_flops(found, 2, cost) == 3 * cost(found[0]) == own(found, 2, cost).critical_flops

@@ -77,3 +77,13 @@ def test_a_batch_is_a_whole_number(bad: list[object]) -> None:
 def test_a_batch_that_does_not_divide_is_refused() -> None:
     with pytest.raises(RejectedError):
         decoding(1023, [3], "h100", batch=8, mesh={"data": 8})
+
+
+def test_a_batch_whose_cache_exceeds_the_device_says_so() -> None:
+    """Qwen2.5-7B over 4,096 rows in bf16: 28 layers x 2 x 4 heads x 128 x 2 bytes a token, 15.2 GB of weights."""
+    case = jaxcost.decode(jaxcost.load("qwen2.5-7b"), batch=1, past=4095)
+    few, many = regimes(case, machine("h100", case), (32, 512))
+    cache = 28 * 2 * 4 * 128 * 2 * 4096
+    assert many.argument_bytes - few.argument_bytes == 480 * (cache + 4)  # and a token id each
+    assert few.holds is True and many.holds is False
+    assert many.to_data()["arguments_fit"] is False

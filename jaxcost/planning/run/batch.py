@@ -71,8 +71,11 @@ def batch_problems(
     if product != batch_tokens:
         text = " x ".join(str(size) for size in sizes)
         rule = f"microbatch x context x accumulation x replicas = {text} = {product}"
-        rule += _cause(batch_tokens, product, mesh or {}, factors.get("accumulate") or 1)
-        found.append(Problem(f"{path}batch_tokens", batch_tokens, rule, "leave it out: the factors say it"))
+        given = factors.get("accumulate") or 1
+        cause = _cause(batch_tokens, product, mesh or {}, given)
+        missing = f", or give accumulate {given * batch_tokens // product}" if "is missing" in cause else ""
+        remedy = f"leave it out: the factors say it{missing}"
+        found.append(Problem(f"{path}batch_tokens", batch_tokens, rule + cause, remedy))
     return found
 
 
@@ -90,6 +93,8 @@ def _cause(claimed: int, right: int | None, mesh: Mapping[str, int], accumulate:
         return f"; this is {every} times that: {' x '.join(degrees)} ranks share sequences and are no factor"
     if accumulate > 1 and ratio == Fraction(1, accumulate):
         return f"; this is that without the accumulation over {accumulate} microbatches"
+    if ratio > 1 and ratio.denominator == 1:
+        return f"; this is {ratio} times that: the accumulation over {accumulate * ratio} microbatches is missing"
     return ""
 
 

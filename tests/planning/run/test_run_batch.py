@@ -54,3 +54,10 @@ def test_replicas_that_the_mesh_does_not_have() -> None:
 def test_a_check_that_refuses_everything_would_be_seen() -> None:
     assert batch_problems("", 256, MESH, None, {"micro_batch": 1, "seq": 8192, "accumulate": 16}, RIGHT) == []
     assert batch_problems("", 256, None, None, {"micro_batch": None, "seq": None, "accumulate": 1}, 5) == []
+
+
+def test_a_batch_that_lacks_its_accumulation_is_told_which() -> None:
+    with pytest.raises(RejectedError, match="accumulation over 4 microbatches is missing.*or give accumulate 4"):
+        scenario(batch_tokens=4 * 8192 * 64, micro_batch=1, seq=8192, accumulate=1, data_parallel=64)
+    with pytest.raises(RejectedError, match="over 6 microbatches is missing.*or give accumulate 6"):
+        scenario(batch_tokens=6 * 8192 * 64, micro_batch=1, seq=8192, accumulate=2, data_parallel=64)
