@@ -201,3 +201,94 @@ def test_a_covered_peak_is_written_out_for_each_family() -> None:
     assert peaks["cuda"] != peaks["tpu"] and found.totals["peak_bytes"] == peaks["cuda"]
     assert set(found.reasons) == {"peak_bytes_by_family.cpu.expected"}
     assert peaks["cpu"]["lower"] == found.totals["argument_bytes"] and peaks["cpu"]["expected"] is None
+
+
+# Ownership: 1256 scalars of fp32, as parameters, gradients and two moments, and a step counter of four bytes
+
+
+COPY = 4 * 1256
+
+
+def owned(**options: Any) -> dict[str, Any]:
+    totals: dict[str, Any] = (
+        predict(case(TOY, "training", **{"batch": 4, "seq": 4, **options})).ledgers["ownership"].totals
+    )
+    return totals
+
+
+def test_what_each_stage_of_zero_halves() -> None:
+    stages = {
+        "0": 4 * COPY + 4,
+        "1": 2 * COPY + 2 * COPY // 2 + 4,  # the moments
+        "2": COPY + 3 * COPY // 2 + 4,  # and the gradients
+        "3": 4 * COPY // 2 + 4,  # and the parameters
+    }
+    for zero in range(4):
+        totals = owned(mesh={"data": 2}, zero=zero)
+        assert totals["by_zero_stage"] == stages and totals["persistent_bytes"] == stages[str(zero)]
+        assert totals["cluster_bytes"] == 2 * stages[str(zero)] and totals["global_bytes"] == 4 * COPY + 4
+        assert totals["by_role"]["first_moment"] == (COPY if zero == 0 else COPY // 2)
+        assert totals["by_role"]["gradient"] == (COPY if zero < 2 else COPY // 2)
+        assert totals["gradients"]["reduced_bytes"] == totals["by_role"]["gradient"]
+    assert owned(mesh={"fsdp": 2})["by_zero_stage"] == {"0": 4 * 4 * (1216 // 2 + 40) + 4}  # five vectors stay whole
+    assert owned()["by_zero_stage"] == {"0": 4 * COPY + 4}
+
+
+def test_the_rank_that_holds_most_is_named() -> None:
+    """The embedding's 128 scalars against the head's and a final norm's: the last rank, if layers are even."""
+    first, last = 496 + 128, 496 + 128 + 8
+    even = owned(mesh={"data": 2, "pipeline": 2}, accumulate=2, zero=1)
+    assert even["worst_device"] == {"device": "pipeline=1", "holds": "1 layers, final norm and head"}
+    assert even["by_zero_stage"] == {
+        "0": 16 * last + 4, "1": 12 * last + 4, "2": 10 * last + 4, "3": 8 * last + 4
+    }  # fmt: skip
+    assert even["cluster_bytes"] == 2 * (12 * (first + last) + 2 * 4)
+    assert even["pipeline"]["worst_rank_state"] == 1 and isinstance(even["cluster_bytes"], int)
+    uneven = owned(mesh={"pipeline": 2}, accumulate=2, pipeline_layers=[2, 0])
+    assert uneven["worst_device"]["device"] == "pipeline=0" and uneven["worst_device"]["holds"].startswith("2 layers")
+    assert uneven["persistent_bytes"] == 16 * (2 * 496 + 128) + 4
+    assert uneven["pipeline"]["worst_rank_state"] == uneven["pipeline"]["worst_rank_with_saved"] == 0
+
+
+def test_how_often_gradients_are_reduced() -> None:
+    for options, times in (
+        ({}, 0),
+        ({"accumulate": 2}, 0),
+        ({"mesh": {"tensor": 2}, "accumulate": 2}, 0),
+        ({"mesh": {"data": 2}, "accumulate": 2}, 2),
+        ({"mesh": {"fsdp": 2}, "accumulate": 2}, 2),
+        ({"mesh": {"context": 2}, "accumulate": 2}, 2),
+        ({"mesh": {"data": 2, "context": 2}}, 1),
+        ({"mesh": {"data": 2}, "accumulate": 2, "gradient_sync": "last_microbatch"}, 1),
+    ):
+        totals = owned(**options)["gradients"]
+        assert totals["reductions"] == times
+        assert totals["sync"] == options.get("gradient_sync", "every_microbatch")
+    # Until the last microbatch a device keeps whole gradients, whatever the stage.
+    late = owned(mesh={"data": 2}, accumulate=2, gradient_sync="last_microbatch", zero=2)
+    assert (late["gradients"]["between_microbatches_bytes"], late["gradients"]["reduced_bytes"]) == (COPY, COPY // 2)
+
+
+def test_rows_over_context_and_the_stream_over_tensor() -> None:
+    """A sequence's four rows of keys and values have 4 x 8 x 2 bytes; two devices keep half, and fetch half."""
+    whole = owned(mesh={"data": 2, "context": 2}, accumulate=2)["context"]
+    assert whole == {
+        "method": "all_gather", "layer_kv_bytes": 64, "local_kv_bytes": 32, "remote_kv_bytes": 32, "buffer_bytes": 64
+    }  # fmt: skip
+    ring = owned(mesh={"data": 2, "context": 2}, accumulate=2, context_method="ring")["context"]
+    assert ring["method"] == "ring" and (ring["layer_kv_bytes"], ring["local_kv_bytes"]) == (64, 32)
+    totals = owned(mesh={"tensor": 2}, sequence_parallel=True)
+    assert totals["sequence"] == {"stream_bytes": 4 * 4 * 8 * 2, "stream_bytes_per_device": 4 * 4 * 8 * 2 // 2}
+    assert totals["tokens_per_device"] == 16 and owned(mesh={"context": 2, "data": 2})["tokens_per_device"] == 4
+    assert owned(mesh={"tensor": 4})["tensor"]["kv_replicas"] == 2
+    assert "context" not in totals and "sequence" not in owned(mesh={"tensor": 2})
+
+
+def test_state_on_the_host_moves_in_and_out() -> None:
+    totals = owned(offload=["optimizer"])
+    assert totals["host_bytes"] == 2 * COPY + 4
+    assert totals["host_to_device_bytes"] == totals["device_to_host_bytes"] == totals["host_bytes"]
+    assert totals["persistent_bytes"] + totals["host_bytes"] == 4 * COPY + 4
+    assert "host_to_device_bytes" not in owned()
+    served = predict(case(TOY, "decode", batch=2, past=5, offload=["parameter"])).ledgers["ownership"].totals
+    assert served["host_to_device_bytes"] == 2 * 1256 and served["device_to_host_bytes"] == 0
