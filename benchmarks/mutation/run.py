@@ -88,7 +88,8 @@ def mutants_of(path: Path) -> tuple[Mutant, ...]:
 def parts() -> dict[str, list[Mutant]]:
     """Return the mutants to run by part; kept for this package and these rules, since finding them takes a minute."""
     digest = hashlib.sha256()
-    for path in (HERE / "mutants.py", HERE / "sample.toml", *sorted((ROOT / "jaxcost").rglob("*.py"))):
+    texts = [path for folder in mutants.ROOMS.values() for path in sorted((ROOT / folder).rglob("*.py"))]
+    for path in (HERE / "mutants.py", HERE / "sample.toml", *texts):
         digest.update(path.read_bytes())
     place = STATE / f"drawn-{digest.hexdigest()[:16]}.pickle"
     if place.exists():
