@@ -381,7 +381,8 @@ def measure(chosen: dict[str, list[Mutant]], again: bool, survivors: bool, room:
                 continue
             todo[mutant.name] = mutant
     by_group: dict[str, list[Mutant]] = collections.defaultdict(list)
-    for mutant in todo.values():
+    # In an order that has nothing to do with the modules: what was run by the time one stops is a sample of the sample.
+    for mutant in sorted(todo.values(), key=lambda at: at.name):
         by_group[group_of(mutant.module)["name"]].append(mutant)
     for module in PRELOADED:
         importlib.import_module(module)
