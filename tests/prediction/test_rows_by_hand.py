@@ -613,3 +613,19 @@ def test_a_peak_of_symbols_is_unknown_with_its_reason() -> None:
         f"{path}.expected": reason
         for path in ("peak_bytes", *(f"peak_bytes_by_family.{family}" for family in ("cuda", "tpu", "cpu")))
     }
+
+
+def test_a_replayed_primitive_counts_what_its_forward_pass_counts() -> None:
+    def counted(found: Prediction, phase: str, **where: Any) -> list[tuple[str, str, int]]:
+        return sorted((row.object, row.scope, row.value) for row in rows(found, "primitives", phase=phase, **where))
+
+    block = train(remat="block")
+    assert counted(block, "replay") == counted(block, "forward", region="block") != []
+    assert counted(block, "replay") != counted(block, "backward", region="block")
+    kernel = train(attention="blockwise", attention_block=2)
+    softmax = [row for row in counted(kernel, "forward") if row[1] == "group0/attn/softmax"]
+    replayed = counted(kernel, "replay")
+    assert replayed and set(replayed) <= set(counted(kernel, "forward"))
+    assert [row for row in replayed if row[1] == "group0/attn/softmax"] == softmax
+    # An exponential for each of 4 x 4 pairs, and one a row and block of two to scale what was summed before.
+    assert ("exp", "group0/attn/softmax", 2 * 2 * 4 * (4 * 4 + 4 * 2)) in replayed
