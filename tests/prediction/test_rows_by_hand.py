@@ -17,6 +17,7 @@ from jaxcost.prediction import predict, program
 from jaxcost.prediction.collectives import collectives
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.prediction.rows import Row
+from jaxcost.prediction.state import factored_axes
 from tests.prediction.cases import TOY, architecture, case
 
 LAYER = 64 + 32 + 32 + 64 + 3 * 96 + 2 * 8
@@ -629,3 +630,29 @@ def test_a_replayed_primitive_counts_what_its_forward_pass_counts() -> None:
     assert [row for row in replayed if row[1] == "group0/attn/softmax"] == softmax
     # An exponential for each of 4 x 4 pairs, and one a row and block of two to scale what was summed before.
     assert ("exp", "group0/attn/softmax", 2 * 2 * 4 * (4 * 4 + 4 * 2)) in replayed
+
+
+def test_what_adafactor_factors() -> None:
+    """Width 128 and an MLP of 256: its three matrices are factored, as their two largest axes reach 128; nine are not.
+
+    A row vector lacks the largest axis, a column vector the second largest; what is not factored keeps a dense moment,
+    and a scalar in the place of each vector.
+    """
+    wide = TOY | {"d": 128, "f": 256}
+    dense = 16 * 128 + 2 * 128 * (8 + 4 + 4 + 8) + 2 * 2 * 128 + 128 + 128 * 16
+    for layers, placeholders, factored in (("scan", 9, 3), ("unrolled", 6 * 2 + 3, 3 * 2)):
+        found = train(wide, optimizer="adafactor", layers=layers)
+        scalars = {row.object: row.fields["scalars"] for row in found.ledgers["state"].rows}
+        assert scalars["v_row"] == 3 * 2 * 128 + placeholders
+        assert scalars["v_column"] == 3 * 2 * 256 + placeholders
+        assert scalars["v"] == dense + factored
+        assert scalars["parameters"] == dense + 3 * 2 * 128 * 256
+        assert scalars["step"] == 1
+        updates = {row.object: row.value for row in rows(found, "primitives", phase="optimizer")}
+        # A factored scalar: 7 multiply, 6 add, 1 divide; a dense one: 8 multiply, 5 add, 1 divide, 1 rsqrt.
+        large = 3 * 2 * 128 * 256
+        assert updates == {
+            "multiply": 7 * large + 8 * dense, "add": 6 * large + 5 * dense, "divide": large + dense, "rsqrt": dense
+        }  # fmt: skip
+    assert factored_axes((128, 128)) == (0, 1) and factored_axes((127, 300)) is None and factored_axes((300,)) is None
+    assert factored_axes((2, 300, 128)) == (2, 1)
