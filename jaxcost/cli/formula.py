@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -121,12 +122,14 @@ def formulas_of_case(
     values = {id(row): other.value for row, other in zip(found.rows, predicted, strict=True)}
     shown = [_row(row, values[id(row)], found) for row in rows]
     named = {name for item in (*totals, *shown) for name in item["fields"]}
+    # What a condition speaks of is in the legend too, though no formula has it.
+    spoken = {word for texts in found.conditions.values() for text in texts for word in re.findall(r"[^\W\d]\w*", text)}
     data: dict[str, Any] = {
         "case": {**case.to_data(), "digest": case.digest},
         "symbols": [
             {"symbol": item.symbol, "field": item.field, "value": item.value}
             for item in found.fields.values()
-            if item.field in named
+            if item.field in named or item.symbol in spoken
         ],
         "numbers": list(numbers(case)),
         "totals": totals,

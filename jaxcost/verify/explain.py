@@ -195,8 +195,8 @@ class _Walk:
                 observed = match.flops if match is not None else 0 if section.get("rows") else None
                 unit = f"FLOPs{self._over('jaxpr_matmul_flops')}"
                 yield _entry(f"{product(item.row)} ({item.row.phase})", item.flops, observed, unit, spec)
-            for other in self._sums():
-                yield {**_of_row(other), "unit": other.unit + self._over(other.counter)}
+            for witness in self._sums():
+                yield {**_of_row(witness), "unit": witness.unit + self._over(witness.counter)}
             work: dict[str, int] = {}
             for other in self.prediction.ledgers["primitives"].rows:
                 if self._here(other.scope, other.phase):

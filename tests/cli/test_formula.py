@@ -14,6 +14,7 @@ import sympy
 
 from jaxcost.catalog import load
 from jaxcost.cli import formula, main
+from jaxcost.contracts.case import build_case
 from jaxcost.prediction.forms import Form
 from jaxcost.prediction.ledgers import FOLDS
 from jaxcost.prediction.symbols import FORMULAS
@@ -160,3 +161,11 @@ def test_the_formulas_of_a_case_need_neither_sympy_nor_jax() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_legend_has_every_symbol_that_a_condition_speaks_of() -> None:
+    case = build_case(load("gemma-2-2b").architecture, {"phase": "prefill", "seq": 8192})
+    data, _ = formula.formulas_of_case(case, ("flops",), None, False)
+    assert any("rot" in text for texts in data["conditions"].values() for text in texts)
+    (rot,) = [item for item in data["symbols"] if item["symbol"] == "rot"]
+    assert rot["value"] == 256 and "rotary" in rot["field"]
