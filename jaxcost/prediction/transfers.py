@@ -552,7 +552,10 @@ class _Fold:
             yield Transfer("all-reduce", mean, op.outputs[0], op.scope, phase, "fp32", 1, *common)
 
     def _pipeline(self) -> Iterator[Transfer]:
-        """Activations handed to the next stage and gradients handed back; a tied table's gradient summed over both."""
+        """Activations handed to the next stage and gradients handed back; a tied table's gradient summed over both.
+
+        Stages are scheduled in training only.
+        """
         over = self.present("pipeline")
         if not over:
             return
@@ -562,14 +565,13 @@ class _Fold:
         path = route(program.case)
         forward, backward = path[:-1].count(self.rank.number), path[1:].count(self.rank.number)
         for phase, times, name in (("forward", forward, stream.name), ("backward", backward, f"d {stream.name}")):
-            if times and (phase == "forward" or self.training):
+            if times:
                 yield Transfer(
                     "collective-permute", over, name, "", phase, stream.dtype, elements, times, self.micro,
                     "the stage before" if phase == "backward" else "this stage", "the stage that follows",
                 )  # fmt: skip
-        tied = program.case.architecture.tied and self.training
         apart = len([rank for rank in ranks(program) if rank.embedding or rank.head]) == 2
-        if tied and apart and (self.rank.embedding or self.rank.head):
+        if program.case.architecture.tied and apart and (self.rank.embedding or self.rank.head):
             table = next(t for t in program.tensors.values() if t.name == "embed/tokens/weight")
             if table.trainable:
                 gradient = program.case.state.object("gradient")
