@@ -16,8 +16,7 @@ def dropout(
     """Append dropout on x where the workload asks for it and the rate is not zero; return the output."""
     if not b.case.workload.dropout or rate == 0:
         return x
-    if "key" not in b.tensors:
-        b.tensors["key"] = _key()
+    b.tensors.setdefault("key", _key())
     mask = b.tensor(f"{scope}/{leaf}_mask", axes, "bool", "onchip" if role == "onchip" else "mask", scope)
     draw = (Count("rng", 1, axes), Count("compare", 1, axes))
     b.primitive("dropout_mask", scope, ("key",), (mask,), draw)
