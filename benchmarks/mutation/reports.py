@@ -98,7 +98,10 @@ def table(document: dict[str, Any]) -> str:
 
     for part, tally in document["parts"].items():
         if tally["total"]:
-            line(f"**{TITLES[part]}**", tally)
+            missing = (
+                f": {tally['measured']} of {tally['drawn']} run so far" if tally["measured"] < tally["drawn"] else ""
+            )
+            line(f"**{TITLES[part]}{missing}**", tally)
             for name, of in (tally.get("by_room") or tally.get("by_module") or {}).items():
                 line(f"`{name.removeprefix('jaxcost/prediction/')}`", of)
     return "\n".join(lines)
