@@ -97,14 +97,13 @@ def _held(tensor: StoredTensor) -> Held:
     return Held("other", tensor.name, tensor)
 
 
-def choose_layout(program: Program, names: Sequence[str], wanted: str | None, named: bool = True) -> Choice:
+def choose_layout(program: Program, names: Sequence[str], wanted: str | None) -> Choice:
     """Return the layout to compare with.
 
     Args:
         program: the declared parameters.
         names: the stored names of parameters, companions and buffers among them.
         wanted: a layout by name, or None to look for exact agreement.
-        named: whether the format stores names at all.
 
     Raises:
         RejectedError: the wanted layout is not known.
@@ -121,8 +120,7 @@ def choose_layout(program: Program, names: Sequence[str], wanted: str | None, na
         needed = {tensor.name for tensor in expected if tensor.alias == tensor.name}
         extra = {item for item in stored - every if not beside(item, every) and buffer_of(item) is None}
         if needed <= stored and not extra:
-            basis = f"all {len(needed)} names agree exactly" if named else f"{len(needed)} arrays by position"
-            fits.append(Choice(name, expected, True, basis))
+            fits.append(Choice(name, expected, True, f"all {len(needed)} names agree exactly"))
         shared = len(stored & every)
         if nearest is None or (shared, -len(every)) > nearest[:2]:
             nearest = (shared, -len(every), name, expected)
