@@ -166,7 +166,7 @@ def gathered_at_once(program: Program, rank: Rank, prefetch: int | None = None) 
     run = program.case.execution
     if not groups:
         return 0
-    if not run.fsdp.reshard and program.case.workload.phase == "training":
+    if not run.fsdp.reshard:  # in training only
         return sum(group.gathered_bytes * group.copies for group in groups.values())
     ahead = run.fsdp.prefetch if prefetch is None else prefetch
     every = (_group_of(program, name, layer) for name, layer in _uses(program, rank))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxcost.contracts.architecture import Architecture
-from jaxcost.contracts.case import build_case
+from jaxcost.contracts.case import Case, build_case
 from jaxcost.prediction import program
 from jaxcost.prediction.program import Program
 from jaxcost.prediction.stages import ranks
@@ -200,6 +200,10 @@ def test_a_tied_table_on_two_ranks_is_summed_over_both() -> None:
                     "all-reduce", ("pipeline",), "d embed/tokens/weight", "embed/tokens", "backward", dtype, held, 1, 1,
                     "first and last stage", "optimizer", (),
                 )  # fmt: skip
+    data = case({**TOY, "tied": True}, "training", batch=4, seq=4, mesh={"pipeline": 2}, accumulate=2).to_data()
+    next(item for item in data["state"]["objects"] if item["role"] == "gradient")["dtype"] = "bf16"
+    (own,) = moved(program(Case.from_data(data)), lambda item: item.axes == ("pipeline",) and item.kind == "all-reduce")
+    assert own.dtype == "bf16"
     frozen = built({**TOY, "tied": True}, mesh={"pipeline": 2}, accumulate=2, frozen=["embed"])
     assert not moved(frozen, lambda item: item.object == "d embed/tokens/weight")
     # A narrow table has no axis that fsdp cuts.
