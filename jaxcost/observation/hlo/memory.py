@@ -12,6 +12,7 @@ own statistic takes the largest of all traces. What each buffer is for is in `cl
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -409,9 +410,4 @@ def read_memory(module: Module, assignment: Proto | None, places: Places, platfo
 
 def _born(steps: list[Step], event: int) -> int:
     """The step during which an event happens. Each step begins with the event that first took memory for it."""
-    number = 0
-    for step in steps:
-        if step.first > event:
-            break
-        number = step.number
-    return number
+    return bisect_right(steps, event, key=lambda step: step.first) - 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxcost.contracts.errors import Problem, RejectedError
-from jaxcost.observation.hlo.opcodes import ARITY, CALLED, KNOWN_OPCODES
+from jaxcost.observation.hlo.opcodes import KNOWN_OPCODES, called_by, operands_of
 from jaxcost.observation.hlo.schema import Proto, unknown_fields
 from jaxcost.observation.hlo.shapes import Shape, read_shape
 
@@ -167,11 +167,11 @@ class _Builder:
 
     def check(self, made: Instruction, path: str) -> None:
         opcode, operands, called = made.opcode, made.operands, made.called
-        low, high = ARITY.get(opcode, (0, 1 << 30))
+        low, high = operands_of(opcode)
         if not low <= len(operands) <= high:
             self.problem(path, len(operands), f"{opcode} takes {low}{'' if low == high else ' or more'} operands")
             return
-        low, high = CALLED.get(opcode, (0, 1 << 30))
+        low, high = called_by(opcode)
         if not low <= len(called) <= high:
             self.problem(path, len(called), f"{opcode} calls {low}{'' if low == high else ' or more'} computations")
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 KNOWN_OPCODES = frozenset(
     """abs acos acosh add add-dependency after-all all-gather all-gather-done all-gather-start all-reduce
     all-reduce-done all-reduce-start all-to-all and asin asinh async-done async-start async-update atan2 atanh
@@ -18,9 +20,10 @@ KNOWN_OPCODES = frozenset(
     tan tanh topk transpose triangular-solve tuple while xor""".split()
 )
 
-_MANY = 1 << 30
+_MANY = sys.maxsize
+_ANY = (0, _MANY)
 
-ARITY: dict[str, tuple[int, int]] = {
+_OPERANDS: dict[str, tuple[int, int]] = {
     "parameter": (0, 0), "constant": (0, 0), "get-tuple-element": (1, 1), "dot": (2, _MANY), "convolution": (2, 2),
     "while": (1, 1), "conditional": (2, _MANY), "dynamic-slice": (1, _MANY), "dynamic-update-slice": (2, _MANY),
     "reduce": (2, _MANY), "compare": (2, 2), "add": (2, 2), "subtract": (2, 2), "multiply": (2, 2), "maximum": (2, 2),
@@ -33,7 +36,7 @@ ARITY: dict[str, tuple[int, int]] = {
     "ragged-dot": (3, 3), "async-update": (1, 1),
 }  # fmt: skip
 
-CALLED: dict[str, tuple[int, int]] = {"while": (2, 2), "fusion": (1, 1), "call": (1, 1), "conditional": (1, _MANY)}
+_CALLED: dict[str, tuple[int, int]] = {"while": (2, 2), "fusion": (1, 1), "call": (1, 1), "conditional": (1, _MANY)}
 
 # Nothing is read or written: names, views, and frames whose inside is counted instead.
 BOOKKEEPING = frozenset(
@@ -65,3 +68,13 @@ HARMLESS_TARGETS = frozenset(
     xla.sdy.FuncResultSharding ConsumeBuffer Pin Unpin LayoutConstraint NopInstruction
     ConcatBitcast""".split()
 )
+
+
+def operands_of(opcode: str) -> tuple[int, int]:
+    """How few and how many operands an instruction takes."""
+    return _OPERANDS.get(opcode, _ANY)
+
+
+def called_by(opcode: str) -> tuple[int, int]:
+    """How few and how many computations an instruction calls."""
+    return _CALLED.get(opcode, _ANY)

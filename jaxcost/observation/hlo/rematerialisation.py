@@ -137,8 +137,8 @@ class _Analysis:
             return at.operands[path[0]].id, path[1:]
         if opcode == "copy" and path:
             return at.operands[0].id, path
-        if opcode == "copy-start" and path == (1,):
-            return at.operands[0].id, ()
+        if opcode == "copy-start":  # (result, operand, context)
+            return (at.operands[0].id, ()) if path == (1,) else None
         if opcode == "copy-done":
             return at.operands[0].id, (0, *path)
         if opcode in ("async-done", "all-gather-done", "all-reduce-done", "collective-permute-done"):

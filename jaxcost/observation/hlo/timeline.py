@@ -179,13 +179,13 @@ class Parts:
                 names.append("after")
         return names
 
-    def _anchor(self, step: Step) -> str:
+    def _anchor(self, step: Step) -> str | None:
         at, loop = self.by_name.get(step.instruction), self.loop_of(step.computation)
         if loop is None and at is not None and at.opcode == "while" and len(self._passes(at.called[0])) == 1:
             loop = at
         if loop is not None:
             return next(iter(self._passes(loop.called[0])))
-        return self._products.get(step.instruction, "")
+        return self._products.get(step.instruction)
 
 
 def _pass(phase: str) -> str:

@@ -6,9 +6,12 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import pytest
 
+from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import read_hlo
-from tests.observation.hlo.building import Program, array, dot, dump
+from jaxcost.observation.hlo.reading import Argument, Result
+from tests.observation.hlo.building import Program, array, dot, dump, loop
 
 
 def test_a_reading_is_json_and_reads_alike_from_both_protos():
@@ -40,6 +43,57 @@ def test_xla_rematerialisation_is_named():
     reading = read_hlo(program.bytes(), platform="cuda")
     assert reading.xla_remat == ("dot.1.remat2",)
     assert reading.contractions.rows[0].remat
+
+
+def test_arguments_and_results_have_their_path_shape_and_bytes():
+    program = Program()
+    program.computation("entry")
+    x = program.add("parameter", ("bf16", 3, 5), parameter_number=0, op_name="x")
+    tiled = program.open.instructions[-1].shape.layout.tiles.add()
+    tiled.dimensions.extend([8, 128])  # stored as 8 rows of 128
+    n = program.add("parameter", ("s32",), parameter_number=1, op_name="state['n']")
+    program.add("tuple", [("s32",), ("bf16", 3, 5)], [n, x])
+    reading = read_hlo(program.bytes(), platform="tpu")
+    assert reading.arguments == (
+        Argument(0, "x", "bf16[3,5]", 8 * 128 * 2, 3 * 5 * 2), Argument(1, "state['n']", "s32[]", 4, 4),
+    )  # fmt: skip
+    assert reading.results == (Result("s32[]", 4, 4), Result("bf16[3,5]", 30, 30))
+
+
+def test_groups_of_collectives_are_listed_once():
+    program = Program()
+    program.module.device_assignment.computation_count = 4
+    program.computation("entry")
+    x = program.add("parameter", ("f32", 8))
+    near, far = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+    for channel, groups in enumerate((near, far, near), start=1):
+        listed = {"replica_groups": [{"replica_ids": group} for group in groups]}
+        x = program.add(
+            "all-gather", ("f32", 8), [x], dimensions=[0], channel_id=channel, collective_device_list=listed
+        )
+    plain = read_hlo(program.bytes(), platform="cuda").to_dict()["collectives"]
+    assert plain["groups"] == [near, far]
+    assert [row["groups"] for row in plain["rows"]] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("count", [-1, 2.0, True, "3", None])
+def test_a_supplied_trip_count_is_a_whole_number(count):
+    with pytest.raises(RejectedError, match=r"trips\.while\.1"):
+        read_hlo(looped().bytes(), platform="tpu", trips={"while.1": count})
+
+
+def test_a_supplied_trip_count_may_be_nought():
+    def flops(count):
+        return read_hlo(looped().bytes(), platform="tpu", trips={"while.1": count}).flops.value
+
+    assert [flops(0), flops(1), flops(7)] == [0, 48, 7 * 48]
+
+
+def looped() -> Program:
+    """A loop whose bound nothing tells, around a product of 2 x 3 and 3 x 4."""
+    program = Program()
+    loop(program, 0, 0, 5, "LT", per_trip=lambda p: dot(p, 2, 3, 4))
+    return program
 
 
 def test_reading_imports_no_jax():

@@ -82,6 +82,21 @@ def test_a_result_counts_beside_the_operand_it_could_take_over():
     assert believed_bytes(module) == 2 * 8 * 4  # `first` and `second`; the argument and the result are the caller's
 
 
+def test_what_a_started_copy_carries_is_no_value_of_its_own():
+    """A copy-start gives its result, its operand and a context; the result alone is new, and copy-done returns it."""
+    program = Program()
+    program.computation("entry")
+    x = program.add("parameter", ("f32", 8))
+    made = program.add("negate", ("f32", 8), [x])
+    start = program.add("copy-start", [("f32", 8), ("f32", 8), ("u32",)], [made])
+    done = program.add("copy-done", ("f32", 8), [start])
+    last = program.add("negate", ("f32", 8), [done])
+    entry = program.module.entry_computation_id
+    program.module.schedule.sequences.add(key=entry).value.instruction_ids.extend([x, made, start, done, last])
+    array, context, table = 8 * 4, 4, 3 * 8
+    assert believed_bytes(read_module(parse(program.bytes())[0])) == 2 * array + context + table
+
+
 def test_the_limit_never_falls_below_nothing():
     assert limit_bytes(0, 1000) == 760
     assert limit_bytes(900, 1000) == 0

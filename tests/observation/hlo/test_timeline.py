@@ -70,10 +70,8 @@ def test_a_long_trace_is_thinned_and_keeps_its_summits():
 def test_steps_are_the_events_of_one_instruction():
     trace = message("HeapSimulatorTrace")
     for kind, buffer, name in ((0, 0, "a"), (0, 1, "a"), (1, 0, "a"), (0, 2, "b"), (1, 1, "a"), (1, 2, "b")):
-        trace.events.add(kind=kind, buffer_id=buffer, instruction_name=name, computation_name="c")
+        trace.events.add(kind=kind, buffer_id=buffer, instruction_name=name, computation_name=f"of {name}")
     sizes = {0: 10, 1: 20, 2: 5}
-    assert [(s.instruction, s.bytes, s.first, s.event) for s in read_steps(trace, sizes)] == [
-        ("a", 30, 0, 1), ("b", 25, 3, 3),
-    ]  # fmt: skip
+    assert read_steps(trace, sizes) == [Step(0, "a", "of a", 30, 1, 0), Step(1, "b", "of b", 25, 3, 3)]
     assert fullest(trace, sizes).bytes == 30
     assert [event.used for event in replay(trace, sizes)] == [10, 30, 20, 25, 5, 0]

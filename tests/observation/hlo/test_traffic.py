@@ -45,6 +45,52 @@ def test_slices_fused_or_not():
     assert traffic.total_write_bytes.value == 2 * layer
 
 
+def sums(traffic):
+    return traffic.total_read_bytes.value, traffic.total_write_bytes.value, traffic.total_on_chip_bytes.value
+
+
+def test_a_slice_is_as_many_bytes_as_it_takes_wherever_its_source_lies():
+    program = Program()
+    program.computation("entry")
+    stack = program.add("parameter", ("f32", 50, 1024))
+    index = program.constant(3)
+    program.add("dynamic-slice", ("f32", 1, 1024), [stack, index, index])
+    layer = 4096
+    assert sums(read_hlo(program.bytes(), platform="tpu").traffic) == (layer + 4, layer, 0)
+    program.open.instructions[0].shape.layout.memory_space = 1  # the stack is on the chip: the index alone is read
+    assert sums(read_hlo(program.bytes(), platform="tpu").traffic) == (4, layer, layer)
+
+
+def test_an_update_in_place_writes_the_update():
+    program = Program()
+    program.computation("entry")
+    stack = program.add("parameter", ("f32", 50, 1024), parameter_number=0)
+    update = program.add("parameter", ("f32", 1, 1024), parameter_number=1)
+    index = program.constant(3)
+    program.add("dynamic-update-slice", ("f32", 50, 1024), [stack, update, index, index])
+    layer = 4096
+    traffic = read_hlo(program.bytes(), platform="tpu").traffic
+    assert sums(traffic) == (layer, layer, 0)
+    assert traffic.write_bytes["copy"].value == layer
+
+
+def test_a_fusion_in_a_fusion_that_slices_reads_the_slice():
+    program = Program()
+    cut = program.computation("cut", fusion=True)
+    stack = program.add("parameter", ("f32", 50, 1024), parameter_number=0)
+    index = program.add("parameter", ("s32",), parameter_number=1)
+    program.add("dynamic-slice", ("f32", 1, 1024), [stack, index, index])
+    outer = program.computation("outer", fusion=True)
+    stack = program.add("parameter", ("f32", 50, 1024), parameter_number=0)
+    index = program.add("parameter", ("s32",), parameter_number=1)
+    layer = program.add("fusion", ("f32", 1, 1024), [stack, index], [cut])
+    program.add("negate", ("f32", 1, 1024), [layer])
+    program.computation("entry")
+    stack = program.add("parameter", ("f32", 50, 1024), parameter_number=0)
+    program.add("fusion", ("f32", 1, 1024), [stack, program.constant(3)], [outer])
+    assert sums(read_hlo(program.bytes(), platform="cuda").traffic) == (4096 + 4, 4096, 0)
+
+
 def test_bookkeeping_moves_nothing_and_on_chip_bytes_stand_apart():
     program = Program()
     loop(program, 0, 1, 5, "LT", per_trip=lambda p: p.add("negate", ("f32", 256), [p.add("constant", ("f32", 256))]))
