@@ -321,3 +321,17 @@ def test_several_groups_are_numbered() -> None:
     assert {"L0", "L1", "H0", "F1"} <= set(found.fields)
     assert found.fields["L1"].field == "architecture.groups.1.repeat"
     assert not disagreements(found, found.sizes, predict(two))
+
+
+def test_symbols_are_of_one_device_and_one_microbatch_unless_a_mesh_is_named() -> None:
+    options = {"phase": "training", "batch": 4, "seq": 8, "accumulate": 2, "remat": "block", "zero": 1}
+    case = build_case(architecture(), {**options, "mesh": [{"name": "data", "size": 2}]})
+    alone = symbolic(case).case
+    assert (alone.execution.mesh, alone.execution.zero, alone.execution.device_count) == ((), 0, 1)
+    assert (alone.execution.remat, alone.workload.accumulate) == ("block", 1)
+    meshed = symbolic(case, {"data": "N", "tensor": "T"}).case
+    assert [(axis.name, str(axis.size)) for axis in meshed.execution.mesh] == [("data", "N"), ("tensor", "T")]
+    assert (meshed.execution.zero, meshed.workload.accumulate) == (1, 1)
+    assert str(meshed.execution.degree("tensor")) == "T" and meshed.execution.degree("fsdp") == 1
+    own = architecture()
+    assert alone.architecture == meshed.architecture == own
