@@ -131,7 +131,7 @@ def _scores(program: Program, policy: Policy, layer: serving.Layer) -> list[Held
         found.append(Held("workspace", "shards cut out", scope, size, shards.id))
     if program.case.workload.attention == "materialised":
         mask = policy.rule("prefill-mask")
-        pairs = points(program, "s t", layer.group)
+        pairs = points(program, "s t")
         found.append(Held("attention", "mask", scope, Span.of(mask, pairs), mask.id))
         single = 1 in (layer.batch, layer.kv_heads)
         rule = policy.rule("prefill-scores-single" if single else "prefill-scores")
