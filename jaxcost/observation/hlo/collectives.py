@@ -143,7 +143,7 @@ def one_slice(mesh: Mapping[str, int], devices: int | None) -> dict[str, int]:
         found[name], slices = size // outside, slices // outside
         if slices > 1 and found[name] > 1:
             return {}
-    return {} if rest or slices > 1 else found
+    return {} if rest else found  # every part is then taken: a slice that no axis holds ended the loop
 
 
 def _laid_in_a_row(at: Instruction) -> list[Instruction]:
@@ -229,8 +229,8 @@ class _Reader:
     def groups(self, at: Instruction) -> Groups:
         if at.proto.source_target_pairs:
             return tuple((pair.source, pair.target) for pair in at.proto.source_target_pairs)
-        if at.opcode in ("send", "recv"):
-            return ()
+        if at.opcode in ("send", "recv") or at.opcode.startswith("collective-permute"):
+            return ()  # a permutation without pairs moves nothing
         parts = [
             at.proto.mesh_axes_replica_group_list, at.proto.iota_collective_device_list,
             at.proto.collective_device_list, *at.proto.replica_groups,
@@ -294,7 +294,7 @@ class _Reader:
         if not op_name:
             place, op_name = self.places.named(at)
         given = argument_of(self.module, operand)
-        shape = next(iter(operand.shape.leaves()), operand.shape)
+        shape = next(operand.shape.leaves(), operand.shape)
         return Part(
             dtype=shape.dtype, operand_dims=shape.dims, result_dims=result.dims,
             operand_bytes=operand.shape.logical_bytes, result_bytes=result.logical_bytes, op_name=op_name,
@@ -348,7 +348,7 @@ class _Reader:
         return Collective(
             id=at.id, name=at.name, computation=at.computation.name, kind=kind, form=form, op_name=op_name,
             scope=place.scope, phase=place.phase, scope_exact=place.exact, dtype=shape.dtype, operand_bytes=operands,
-            result_bytes=result, groups=groups, group_size=2 if pairs else max(map(len, groups), default=0), axes=axes,
+            result_bytes=result, groups=groups, group_size=max(map(len, groups), default=0), axes=axes,
             parts=self.parts(at, kind, scattered), nodes=self.nodes(groups),
             channel=at.proto.channel_id, executions=times, total_operand_bytes=times.times(exact(operands)),
             total_result_bytes=times.times(exact(result)), source=self.module.source(at),

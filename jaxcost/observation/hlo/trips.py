@@ -237,8 +237,8 @@ def _literal(constant: Instruction) -> int | None:
     return None
 
 
-def _comparison(values: _Values) -> tuple[str, _Line, _Line, int] | None:
-    """Direction, both sides and bits of the loop's condition."""
+def _comparison(values: _Values) -> tuple[str, _Line, _Line, str] | None:
+    """Direction, both sides and type of the loop's condition."""
     assert values.loop is not None
     at = values.loop.called[1].root
     for _ in range(_MAX_DEPTH):
@@ -246,7 +246,7 @@ def _comparison(values: _Values) -> tuple[str, _Line, _Line, int] | None:
             left, right = (values.line(o) for o in at.operands)
             if left is None or right is None:
                 return None
-            return at.proto.comparison_direction, left, right, _INTEGERS.get(at.operands[0].shape.dtype, 0)
+            return at.proto.comparison_direction, left, right, at.operands[0].shape.dtype
         if at.opcode in ("fusion", "call"):
             at = at.called[0].root
         elif at.opcode in _THROUGH and at.opcode != "copy-start":
@@ -285,13 +285,20 @@ def _first_failure(direction: str, start: int, slope: int) -> int | None:
     return -(start // slope) if direction in ("LT", "GT") else -start // slope + 1
 
 
+def _values_of(dtype: str) -> range:
+    """What a scalar of an integer type can be."""
+    bits = _INTEGERS.get(dtype, 0)
+    return range(-(1 << (bits - 1)), 1 << (bits - 1)) if dtype.startswith("s") else range(1 << bits)
+
+
 def derive_trips(module: Module, loop: Instruction) -> int | None:
     """The trip count of a while instruction from its scalars; None when they do not determine it."""
     values = _Values(module, loop)
     compared = _comparison(values)
     if compared is None:
         return None
-    direction, left, right, bits = compared
+    direction, left, right, dtype = compared
+    possible = _values_of(dtype)
     moving: dict[int, tuple[int, int, int]] = {}  # element -> first value, scale and offset of its step
     for side in (left, right):
         if side.index == -1 or side.index in moving:
@@ -313,7 +320,7 @@ def derive_trips(module: Module, loop: Instruction) -> int | None:
         if trips is None:
             return None
         last = {index: first + offset * trips for index, (first, _, offset) in moving.items()}
-        wraps = any(not -(1 << max(bits - 1, 0)) <= v < (1 << bits) for v in last.values())
+        wraps = any(v not in possible for v in last.values())
         return None if wraps else trips
     holds = _HOLDS.get(direction)
     if holds is None:
@@ -323,7 +330,7 @@ def derive_trips(module: Module, loop: Instruction) -> int | None:
         if not holds(at(left, now) - at(right, now)):
             return trip
         now = {index: moving[index][1] * value + moving[index][2] for index, value in now.items()}
-        if any(not -(1 << max(bits - 1, 0)) <= v < (1 << bits) for v in now.values()):
+        if any(v not in possible for v in now.values()):
             return None
     return None
 

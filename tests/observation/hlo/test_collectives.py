@@ -140,7 +140,20 @@ def test_a_combined_start_moves_the_sum_of_its_results_once():
                         collective_device_list={"replica_groups": [{"replica_ids": [0, 1, 2, 3]}]})  # fmt: skip
     program.add("all-gather-done", shape[1], [start])
     (row,) = read_hlo(program.bytes(), platform="cuda").collectives.rows
-    assert (row.operand_bytes, row.result_bytes, row.group_size) == (64, 256, 4)
+    assert (row.operand_bytes, row.result_bytes, row.group_size, row.form) == (64, 256, 4, "async")
+
+
+def test_a_collective_wrapped_in_a_start_is_async():
+    program = Program()
+    wrapped = program.computation("wrapped")
+    value = program.add("parameter", ("f32", 8))
+    program.add("reduce-scatter", ("f32", 2), [value], dimensions=[0], collective_device_list=GROUPS)
+    program.computation("entry")
+    value = program.add("parameter", ("f32", 8))
+    start = program.add("async-start", [[("f32", 8)], ("f32", 2), ("u32",)], [value], [wrapped])
+    program.add("async-done", ("f32", 2), [start])
+    (row,) = read_hlo(program.bytes(), platform="cuda").collectives.rows
+    assert (row.kind, row.form, row.operand_bytes, row.result_bytes) == ("reduce-scatter", "async", 32, 8)
 
 
 def test_clones_of_a_hidden_gather_count_once_and_a_fused_slice_is_a_reduce_scatter():
@@ -227,6 +240,8 @@ def test_a_program_for_several_slices_is_that_of_one():
     assert one_slice({"fsdp": 6, "tensor": 4}, 4) == {"fsdp": 1, "tensor": 4}
     assert one_slice({"fsdp": 3, "tensor": 4}, 6) == {}
     assert one_slice({"fsdp": 4}, None) == {}
+    assert one_slice({"fsdp": 4}, 3) == {}  # a slice and a third are no slices
+    assert one_slice({"fsdp": 7}, 3) == {}
     program = Program()
     program.computation("entry")
     value = program.add("parameter", ("f32", 8), parameter_number=0)
@@ -241,3 +256,71 @@ def test_a_program_for_several_slices_is_that_of_one():
     assert inside.axes == ("fsdp",)
     assert (sent.kind, sent.operand_bytes, sent.axes, sent.nodes) == ("send", 32, ("data",), 2)
     assert (received.kind, received.result_bytes, received.form) == ("recv", 32, "host transfer ALL_REDUCE")
+    for row, into, out in ((sent, 32, 0), (received, 0, 32)):
+        (part,) = row.parts
+        assert (part.dtype, part.operand_dims, part.result_dims) == ("f32", (8,), (8,))
+        assert (part.operand_bytes, part.result_bytes) == (into, out)
+
+
+def test_without_a_channel_equal_gathers_are_several():
+    program = Program()
+    fused = []
+    for target in ("AsyncCollectiveStart", "AsyncCollectiveDone"):
+        fused.append(program.computation(f"fused.{target}", fusion=True))
+        whole = program.add("all-gather", ("f32", 16), [program.add("parameter", ("f32", 4))],
+                            collective_device_list=GROUPS)  # fmt: skip
+        program.add("custom-call", ("f32", 16), [whole], custom_call_target=target)
+    program.computation("entry")
+    shard = program.add("parameter", ("f32", 4))
+    for computation in fused:
+        program.add("fusion", ("f32", 16), [shard], [computation])
+    found = read_hlo(program.bytes(), platform="tpu").collectives
+    assert (len(found.rows), found.clones) == (2, 0)
+
+
+def test_an_all_to_all_in_pieces_is_one_array_of_its_own_name():
+    program = Program()
+    program.computation("entry")
+    value = program.add("parameter", ("f32", 8))
+    pieces = [program.add("slice", ("f32", 2), [value], op_name="jit(f)/mlp/slice") for _ in range(4)]
+    program.add("all-to-all", [("f32", 2)] * 4, pieces, op_name="jit(f)/attn/all_to_all", collective_device_list=GROUPS)
+    (row,) = read_hlo(program.bytes(), platform="cpu").collectives.rows
+    (part,) = row.parts
+    assert (part.op_name, part.scope) == ("jit(f)/attn/all_to_all", "attn")
+    assert (part.operand_bytes, part.result_bytes) == (32, 32)
+
+
+def test_a_slice_is_found_behind_many_views():
+    program = Program()
+    program.computation("entry")
+    value = program.add("parameter", ("f32", 16))
+    at = program.add("all-reduce", ("f32", 16), [value], collective_device_list=GROUPS)
+    for _ in range(20):
+        at = program.add("bitcast", ("f32", 16), [at])
+    program.add("dynamic-slice", ("f32", 4), [at, program.constant(0)], name="own")
+    (row,) = read_hlo(program.bytes(), platform="cpu").collectives.rows
+    assert row.parts[0].sliced == ("own",)
+
+
+def test_a_permutation_runs_over_pairs_and_without_any_over_nothing():
+    program = Program()
+    program.computation("entry")
+    value = program.add("parameter", ("f32", 8))
+    program.add("collective-permute", ("f32", 8), [value], channel_id=1)
+    permute = program.open.instructions[-1]
+    for source in range(4):
+        permute.source_target_pairs.add(source=source, target=(source + 1) % 4)
+    (row,) = read_hlo(program.bytes(), platform="cpu", mesh={"data": 2, "tensor": 4}).collectives.rows
+    assert (row.kind, row.axes, row.group_size, len(row.groups)) == ("collective-permute", ("tensor",), 2, 4)
+    permute.ClearField("source_target_pairs")
+    (row,) = read_hlo(program.bytes(), platform="cpu", mesh={"data": 2, "tensor": 4}).collectives.rows
+    assert (row.axes, row.group_size, row.groups) == (None, 0, ())
+
+
+def test_of_an_empty_tuple_nothing_is_sent():
+    program = Program()
+    program.computation("entry")
+    program.add("all-gather", ("f32", 0), [program.add("tuple", [])], collective_device_list=GROUPS)
+    (row,) = read_hlo(program.bytes(), platform="cpu").collectives.rows
+    (part,) = row.parts
+    assert (row.operand_bytes, row.result_bytes, part.operand_bytes, part.operand_dims) == (0, 0, 0, ())

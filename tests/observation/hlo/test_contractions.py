@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from itertools import product
 
 import jax
@@ -8,9 +9,9 @@ import pytest
 
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import read_hlo
-from jaxcost.observation.hlo.convolution import valid_pairs
+from jaxcost.observation.hlo.convolution import ConvolutionCount, count_convolution, valid_pairs
 from jaxcost.observation.hlo.schema import message
-from tests.observation.hlo.building import Program, array, cuda_devices, dot, dump, dump_cuda
+from tests.observation.hlo.building import Program, array, cuda_devices, dot, dump, dump_cuda, fill
 
 
 def flops(data, platform="cpu"):
@@ -200,6 +201,36 @@ def test_cudnn_convolutions_permute_the_roles():
     assert reading.contractions.by_phase["backward"].value == 2 * once
 
 
+def one_window(**window: int):
+    """A convolution over one dimension, of [batch, feature, space] and [space, feature in, feature out]."""
+    proto = message("HloInstructionProto")
+    proto.window.dimensions.add(**window)
+    numbers = {
+        "input_batch_dimension": 0, "input_feature_dimension": 1, "input_spatial_dimensions": [2],
+        "kernel_spatial_dimensions": [0], "kernel_input_feature_dimension": 1, "kernel_output_feature_dimension": 2,
+        "output_batch_dimension": 0, "output_feature_dimension": 1, "output_spatial_dimensions": [2],
+    }  # fmt: skip
+    fill(proto.convolution_dimension_numbers, numbers)
+    return proto
+
+
+def test_a_window_that_says_nothing_walks_in_steps_of_one():
+    count = count_convolution((2, 3, 5), (2, 3, 7), (2, 7, 4), one_window(size=2))
+    assert count == ConvolutionCount(2 * (2 * 4) * 3 * 7 * 2, None, None, None, None)  # 2 taps at 4 places
+
+
+def test_a_dimension_of_a_product_may_be_written_as_a_window():
+    # One tap at each of 5 places: rows of the product.
+    rows = count_convolution((2, 3, 5), (1, 3, 7), (2, 7, 5), one_window(size=1))
+    assert rows == ConvolutionCount(2 * 10 * 3 * 7, 1, 10, 3, 7)
+    # 5 taps on 5 elements, once: summed over with the features.
+    summed = count_convolution((2, 3, 5), (5, 3, 7), (2, 7, 1), one_window(size=5))
+    assert summed == ConvolutionCount(2 * 2 * 15 * 7, 1, 2, 15, 7)
+    # Each of 5 taps meets the one element for another output: columns.
+    columns = count_convolution((2, 3, 1), (5, 3, 7), (2, 7, 5), one_window(size=5, padding_low=4, padding_high=4))
+    assert columns == ConvolutionCount(2 * 2 * 3 * 35, 1, 2, 3, 35)
+
+
 def test_a_batched_product_written_as_a_convolution():
     # On TPU a batch dimension of n becomes a window of n taps over an input dilated by n, walked in steps of n - 1:
     # tap k meets a real element for output k alone.
@@ -302,3 +333,121 @@ def test_unknown_opcodes_and_fields_are_named():
     data = at.SerializeToString() + b"\xf8\x3f\x01"  # field 1023, varint 1
     at.ParseFromString(data)
     assert read_hlo(program.bytes(), platform="cpu").unknowns == ("field HloInstructionProto.1023",)
+
+
+def scalar_sum(program: Program) -> int:
+    """The computation that a reduce adds by."""
+    made = program.computation("sum")
+    one, other = program.add("parameter", ("f32",)), program.add("parameter", ("f32",), parameter_number=1)
+    program.add("add", ("f32",), [one, other])
+    return made
+
+
+def split_in(parts: int, *, padded: bool = True, reduced_as: str = "jit(f)/attn/dot_general") -> Program:
+    """A product of [64, k] and [k, 32] whose k of 8193, padded to 8196, is cut into parts that a reduce adds."""
+    program = Program()
+    adds = scalar_sum(program)
+    program.computation("entry")
+    k, operands = 8193 if padded else 8196, []
+    for number, sides in enumerate(((64, None), (None, 32))):
+        whole = program.add("parameter", ("f32", *(side or k for side in sides)), parameter_number=number)
+        if padded:
+            dims = [side or 8196 for side in sides]
+            whole = program.add("pad", ("f32", *dims), [whole, program.constant(0, "s32")])
+        cut = (64, parts, 8196 // parts) if number == 0 else (parts, 8196 // parts, 32)
+        operands.append(program.add("bitcast", ("f32", *cut), [whole]))
+    product = program.add(
+        "dot", ("f32", parts, 64, 32), operands, op_name="jit(f)/attn/dot_general",
+        dot_dimension_numbers={
+            "lhs_batch_dimensions": [1], "rhs_batch_dimensions": [0],
+            "lhs_contracting_dimensions": [2], "rhs_contracting_dimensions": [1],
+        },
+    )  # fmt: skip
+    program.add("reduce", ("f32", 64, 32), [product, program.constant(0)], [adds], op_name=reduced_as)
+    return program
+
+
+def test_a_sum_cut_in_parts_is_known_by_its_reduce_and_its_padding():
+    (row,) = read_hlo(split_in(4).bytes(), platform="cuda").contractions.rows
+    assert (row.batch, row.k, row.split_k) == (4, 2049, 4)
+    assert (row.flops, row.logical_flops) == (2 * 64 * 32 * 8196, 2 * 64 * 32 * 8193)
+    (row,) = read_hlo(split_in(3, padded=False).bytes(), platform="cuda").contractions.rows
+    assert (row.split_k, row.flops, row.logical_flops) == (3, 2 * 64 * 32 * 8196, 2 * 64 * 32 * 8196)
+    # A reduce of another name is the program's own: a batch, summed.
+    (row,) = read_hlo(
+        split_in(4, padded=False, reduced_as="jit(f)/attn/reduce_sum").bytes(), platform="cuda"
+    ).contractions.rows
+    assert row.split_k == 1
+
+
+def test_a_sparse_dot_is_not_counted_and_keeps_its_place():
+    program = Program()
+    program.computation("entry")
+    dot(program, 2, 4, 8, op_name="jit(f)/mlp/up/dot_general")
+    program.open.instructions[-1].sparsity_config.MergeFromString(b"\x0a\x00")  # it says something
+    reading = read_hlo(program.bytes(), platform="cuda")
+    (row,) = reading.contractions.rows
+    assert (row.flops, row.scope, row.scope_exact, row.shares) == (None, "mlp/up", True, ())
+    assert reading.flops.value is None
+
+
+def test_a_product_that_became_multiplication_is_listed_with_its_cost():
+    program = Program()
+    adds = scalar_sum(program)
+    multiplied = program.computation("multiplied", fusion=True)
+    left, right = (program.add("parameter", ("f32", 256, 73), parameter_number=i) for i in (0, 1))
+    program.add("multiply", ("f32", 256, 73), [left, right], op_name="jit(f)/head/mul")
+    program.computation("entry")
+    left, right = (program.add("parameter", ("f32", 256, 73), parameter_number=i) for i in (0, 1))
+    made = program.add("fusion", ("f32", 256, 73), [left, right], [multiplied])
+    turned = program.add("bitcast", ("f32", 73, 256), [made])
+    program.add("reduce", ("f32", 256), [turned, program.constant(0)], [adds], op_name="jit(f)/head/dot_general")
+    outer = [program.add("broadcast", ("f32", 64, 128), [program.constant(0)]) for _ in range(2)]
+    program.add("multiply", ("f32", 64, 128), outer, op_name="jit(f)/mlp/dot_general")
+    found = read_hlo(program.bytes(), platform="cuda").contractions
+    assert [(row.opcode, row.scope, row.flops, row.total.value) for row in found.strength_reduced] == [
+        ("reduce", "head", 2 * 256 * 73, 2 * 256 * 73), ("multiply", "mlp", 2 * 64 * 128, 2 * 64 * 128),
+    ]  # fmt: skip
+    assert found.strength_reduced_total.value == 2 * 256 * 73 + 2 * 64 * 128
+    assert found.total.value == 0
+
+
+def test_a_weight_of_another_component_in_a_merged_dot_keeps_its_own():
+    program = Program()
+    program.computation("entry")
+    x = program.add("parameter", ("f32", 8, 16))
+    weights = [
+        program.add("parameter", ("f32", 16, n), parameter_number=i, op_name=path)
+        for i, (n, path) in enumerate(((24, "params['attn']['q_proj']"), (40, "params['mlp']['gate_up']['weight']")), 1)
+    ]  # fmt: skip
+    both = program.add("concatenate", ("f32", 16, 64), weights, dimensions=[1])
+    program.add(
+        "dot", ("f32", 8, 64), [x, both], op_name="jit(f)/group0/attn/q_proj/dot_general",
+        dot_dimension_numbers={"lhs_contracting_dimensions": [1], "rhs_contracting_dimensions": [0]},
+    )  # fmt: skip
+    scopes = frozenset(["group0", "attn", "q_proj", "mlp"])
+    reading = read_hlo(program.bytes(), platform="cuda", scopes=scopes)
+    assert {scope: total.value for (scope, _), total in reading.contractions.by_place.items()} == {
+        "group0/attn/q_proj": 2 * 8 * 16 * 24,
+        "group0/mlp": 2 * 8 * 16 * 40,
+    }
+
+
+@pytest.mark.parametrize(
+    "shape, scores",
+    [
+        ({"dimensions": ["2", "4", "16", "16"]}, [2, 4, 16, 16]), ({"dimensions": ["2", "x"]}, None),
+        ({"dimensions": "24"}, None), ({}, None),
+    ],
+)  # fmt: skip
+def test_what_a_fused_attention_says_of_its_scores(shape, scores):
+    program = Program()
+    program.computation("entry")
+    q = program.add("parameter", ("bf16", 2, 16, 4, 8))
+    config = {"cudnn_fmha_backend_config": {"intermediate_tensor_shape": shape, "mask_type": "CAUSAL"}}
+    program.add("custom-call", ("bf16", 2, 16, 4, 8), [q], custom_call_target="__cudnn$fmhaSoftmax",
+                backend_config=json.dumps(config).encode())  # fmt: skip
+    (call,) = read_hlo(program.bytes(), platform="cuda").contractions.opaque
+    assert call.declared == (
+        {"mask_type": "CAUSAL"} if scores is None else {"mask_type": "CAUSAL", "scores_shape": scores}
+    )

@@ -25,6 +25,11 @@ KNOWN = frozenset({"group0", "attn", "q_proj", "mlp", "down", "head", "loss", "o
         ("jit(step)/transpose(jvp(group0))/attn/replay/q_proj/dot_general", ("group0/attn/q_proj", "replay")),
         ("jit(step)/transpose(jvp(group0))/while/body/attn/q_proj/attn/q_proj/checkpoint/bsd,dhe->bshe/dot_general",
          ("group0/attn/q_proj", "backward")),
+        # A checkpoint around a group, and one around a component in it: both enter their scope twice.
+        ("jit(step)/transpose(jvp(group0))/jvp(group0)/checkpoint/attn/q_proj/attn/q_proj/checkpoint/dot_general",
+         ("group0/attn/q_proj", "backward")),
+        ("jit(step)/transpose(jvp(group0))/attn/jvp(group0)/attn/jvp(group0)/attn/q_proj/dot_general",
+         ("group0/attn/q_proj", "backward")),
         ("jit(step)/optimizer/jit(clip)/mul", ("optimizer", "optimizer")),
         ("jit(step)/jvp(loss)/jit(take_along_axis)/gather", ("loss", "forward")),
         ("jit(step)/vmap(jvp(head))/cond/branch_1_fun/dot_general", ("head", "forward")),

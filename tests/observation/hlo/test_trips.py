@@ -85,8 +85,8 @@ def test_the_derived_count_is_the_declared_one(fn, trips):
     "start, step, bound, direction, trips",
     [
         (0, 1, 5, "LT", 5), (0, 1, 5, "LE", 6), (0, 3, 10, "LT", 4), (10, -1, 0, "GT", 10), (10, -3, 0, "GE", 4),
-        (0, 2, 8, "NE", 4), (0, 2, 7, "NE", None), (5, 1, 5, "EQ", 1), (7, 1, 5, "LT", 0), (0, -1, 5, "LT", None),
-        (0, 0, 5, "LT", None),
+        (0, 2, 8, "NE", 4), (0, 2, 7, "NE", None), (5, 1, 5, "EQ", 1), (5, -1, 5, "EQ", 1), (7, 1, 5, "LT", 0),
+        (0, -1, 5, "LT", None), (0, 0, 5, "LT", None),
     ],
 )  # fmt: skip
 def test_counting_up_down_and_never(start, step, bound, direction, trips):
@@ -129,3 +129,145 @@ def test_branches_are_alternatives():
     data, _ = dump(fn, array(dtype="bool"), array(8, 64), array(64, 64))
     once = 2 * 8 * 64 * 64
     assert read_hlo(data, platform="cpu").flops == Total(once, 2 * once)
+
+
+def counting(program: Program, dtype: str, start: bytes, bound: bytes, direction: str, opcode: str, by: bytes) -> None:
+    """A loop over one scalar of any integer type, `i = i <opcode> by` while `direction` holds of the bound."""
+
+    def constant(value: bytes) -> int:
+        made = program.add("constant", (dtype,))
+        literal = program.open.instructions[-1].literal
+        if dtype in ("s8", "u8", "s16", "u16"):  # packed, as XLA packs them
+            setattr(literal, f"{dtype}s", value)
+        else:
+            getattr(literal, f"{dtype}s").append(int.from_bytes(value, "little", signed=dtype[0] == "s"))
+        return made
+
+    body = program.computation("body")
+    counter = program.add("parameter", (dtype,))
+    program.add(opcode, (dtype,), [counter, constant(by)])
+    condition = program.computation("condition")
+    counter = program.add("parameter", (dtype,))
+    program.add("compare", ("pred",), [counter, constant(bound)], comparison_direction=direction)
+    program.computation("entry")
+    program.add("while", (dtype,), [constant(start)], [body, condition])
+
+
+def little(value: int, size: int) -> bytes:
+    return value.to_bytes(size, "little", signed=value < 0)
+
+
+@pytest.mark.parametrize(
+    "dtype, start, bound, direction, opcode, by, trips",
+    [
+        ("s32", 10, 0, "GT", "subtract", 3, 4),  # 10 7 4 1
+        ("s32", 0, 5, "LT", "subtract", -2, 3),  # 0 2 4
+        ("s8", -3, 4, "LT", "add", 2, 4),  # -3 -1 1 3
+        ("u8", 250, 255, "LT", "add", 1, 5), ("s16", -300, 0, "LT", "add", 100, 3),
+        ("u16", 0, 60000, "LT", "add", 20000, 3),
+        ("u32", 1, 100, "LT", "multiply", 3, 5),  # 1 3 9 27 81
+        # The last value may be the least or the greatest that the type holds.
+        ("s32", -1, -(2**31), "GT", "multiply", 2, 31), ("u8", 1, 128, "LT", "multiply", 2, 7),
+        ("s8", 0, -128, "NE", "add", -64, 2), ("s8", 100, 127, "NE", "add", 27, 1), ("u8", 254, 255, "NE", "add", 1, 1),
+        # One step further and it wraps around: the comparison that follows is another one.
+        ("s8", 120, 127, "LE", "add", 1, None), ("s8", -120, -128, "GE", "subtract", 1, None),
+        ("s8", 0, 127, "LT", "add", 100, None), ("u8", 200, 255, "LE", "add", 1, None),
+        ("u8", 1, 0, "GE", "subtract", 1, None), ("u8", 1, 200, "LT", "multiply", 2, None),
+        ("s8", 1, 100, "LT", "multiply", 2, None), ("u32", 1, 3_000_000_000, "LT", "multiply", 2, None),
+        ("s32", -1, -2_000_000_000, "GT", "multiply", 3, None),
+    ],
+)  # fmt: skip
+def test_a_counter_counts_within_its_type(dtype, start, bound, direction, opcode, by, trips):
+    size, program = int(dtype[1:]) // 8, Program()
+    counting(program, dtype, little(start, size), little(bound, size), direction, opcode, little(by, size))
+    (found,) = read_hlo(program.bytes(), platform="tpu").loops
+    assert found.trips == trips
+
+
+def test_a_literal_of_another_size_says_nothing():
+    program = Program()
+    counting(program, "s16", little(0, 1), little(5, 2), "LT", "add", little(1, 2))
+    assert read_hlo(program.bytes(), platform="tpu").loops[0].trips is None
+
+
+def within_a_loop(start: str, *, called: bool) -> Program:
+    """A loop of 4 trips around one that counts up to 10 from a constant 3, from an element of the outer state that
+    stays 3, or from one that moves; the inner loop stands in the body or in a computation that the body calls.
+    """
+    state, program = [("s32",), ("s32",)], Program()
+    body = program.computation("inner.body")
+    counter = program.add("parameter", ("s32",))
+    dot(program, 2, 3, 4)
+    program.add("add", ("s32",), [counter, program.constant(1)])
+    condition = program.computation("inner.condition")
+    counter = program.add("parameter", ("s32",))
+    program.add("compare", ("pred",), [counter, program.constant(10)], comparison_direction="LT")
+
+    def inner(whole: int) -> None:
+        index = {"constant": 0, "stays": 1, "moves": 0}[start]
+        first = program.constant(3) if start == "constant" else program.add(
+            "get-tuple-element", ("s32",), [whole], tuple_index=index
+        )  # fmt: skip
+        program.add("while", ("s32",), [first], [body, condition], name="inner")
+
+    if called:
+        aside = program.computation("aside")
+        inner(program.add("parameter", state))
+    outer = program.computation("outer.body")
+    whole = program.add("parameter", state)
+    if called:
+        program.add("call", ("s32",), [whole], [aside])
+    else:
+        inner(whole)
+    counter = program.add("get-tuple-element", ("s32",), [whole], tuple_index=0)
+    same = program.add("get-tuple-element", ("s32",), [whole], tuple_index=1)
+    program.add("tuple", state, [program.add("add", ("s32",), [counter, program.constant(1)]), same])
+    until = program.computation("outer.condition")
+    whole = program.add("parameter", state)
+    counter = program.add("get-tuple-element", ("s32",), [whole], tuple_index=0)
+    program.add("compare", ("pred",), [counter, program.constant(4)], comparison_direction="LT")
+    program.computation("entry")
+    first = program.add("tuple", state, [program.constant(0), program.constant(3)])
+    program.add("while", state, [first], [outer, until], name="outer")
+    return program
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("start, trips", [("constant", 7), ("stays", 7), ("moves", None)])
+def test_a_loop_within_a_loop_counts_where_it_starts_alike_each_time(start, trips, called):
+    reading = read_hlo(within_a_loop(start, called=called).bytes(), platform="tpu")
+    assert {loop.instruction: loop.trips for loop in reading.loops} == {"inner": trips, "outer": 4}
+    assert reading.flops.value == (None if trips is None else 4 * trips * 2 * 2 * 3 * 4)
+
+
+def test_a_comparison_handed_through_a_call_is_found():
+    program = Program()
+    aside = program.computation("aside")
+    program.add("copy", ("pred",), [program.add("parameter", ("pred",))])
+    body = program.computation("body")
+    program.add("add", ("s32",), [program.add("parameter", ("s32",)), program.constant(1)])
+    condition = program.computation("condition")
+    counter = program.add("parameter", ("s32",))
+    below = program.add("compare", ("pred",), [counter, program.constant(6)], comparison_direction="LT")
+    program.add("call", ("pred",), [below], [aside])
+    program.computation("entry")
+    program.add("while", ("s32",), [program.constant(0)], [body, condition])
+    assert read_hlo(program.bytes(), platform="tpu").loops[0].trips == 6
+
+
+def test_a_product_in_one_of_two_branches_runs_once_or_not_at_all():
+    program = Program()
+    branches = []
+    for n in (4, 5):
+        branches.append(program.computation(f"branch.{n}"))
+        program.add("parameter", ("f32",))
+        dot(program, 2, 3, n)
+    program.computation("entry")
+    which, scalar = program.add("parameter", ("pred",)), program.add("parameter", ("f32",), parameter_number=1)
+    at = program.add("conditional", ("f32", 2), [which, scalar, scalar], branches)
+    reading = read_hlo(program.bytes(), platform="cpu")
+    assert [row.executions for row in reading.contractions.rows] == [Total(0, 1), Total(0, 1)]
+    assert reading.flops == Total(2 * 2 * 3 * 4, 2 * 2 * 3 * 5) and at
+    program.open.instructions[-1].called_computation_ids.pop()  # the only branch there is
+    reading = read_hlo(program.bytes(), platform="cpu")
+    assert [row.executions for row in reading.contractions.rows] == [Total(1, 1)]
