@@ -78,7 +78,7 @@ NORMS = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
         (Mlp, {**MLP, "form": "classic"}, {}, {"storage": "fused"}, "storage", "fused", "a classic MLP has no gate"),
         (Mlp, {**MLP, "storage": "fused"}, {}, {"form": "classic"}, "storage", "fused", "a classic MLP has no gate"),
         (Dropout, {"embedding": 0.0, "attention": 0.0}, {"residual": 0.0}, {"residual": 1.0}, "residual", 1.0, "a "),
-        (Dropout, {"embedding": 0.0, "residual": 0.0}, {"attention": 0.9}, {"attention": -0.1}, "attention", -0.1, "a "),
+        (Dropout, {"embedding": 0.0, "residual": 0.0}, {"attention": 0.5}, {"attention": -1.0}, "attention", -1.0, "a"),
         (Dropout, {"attention": 0.0, "residual": 0.0}, {"embedding": 0.9}, {"embedding": 1.5}, "embedding", 1.5, "a "),
     ],
 )  # fmt: skip
