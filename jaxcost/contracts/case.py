@@ -30,7 +30,7 @@ NORM_SCOPES = {
 
 def saveable_names(layer: Layer) -> tuple[str, ...]:
     """Return the names of `SAVEABLE_NAMES` that a layer makes."""
-    attention, post = layer.attention, layer.residual == "post"
+    attention = layer.attention
     absent = {
         "attn_norm": layer.attention_norm is None,
         "q_norm": attention.qk_norm is None,
@@ -38,10 +38,10 @@ def saveable_names(layer: Layer) -> tuple[str, ...]:
         "q_rotary": attention.rotary is None,
         "k_rotary": attention.rotary is None,
         "attn_residual": layer.residual == "parallel",
-        "mlp_norm": layer.mlp_norm is None or post,
+        "mlp_norm": layer.mlp_norm is None,
         "gate": layer.mlp.form != "gated",
     }
-    return tuple(name for name in SAVEABLE_NAMES if not absent.get(name, False))
+    return tuple(name for name in SAVEABLE_NAMES if not absent.get(name))
 
 
 class Case(Record):

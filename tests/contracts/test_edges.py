@@ -399,8 +399,9 @@ def test_fused_storage_is_not_split_over_tensor_ranks() -> None:
         arch = Architecture.from_data({**data, "groups": [{**data["groups"][0], "layer": layer}]})
         options = {"phase": "training", "batch": 4, "seq": 8}
         assert build_case(arch, {**options, "mesh": {"data": 2}}).execution.degree("data") == 2
-        ((path, value, _),) = problems(build_case, arch, {**options, "mesh": {"tensor": 2}})
-        assert (path, value) == (f"architecture.groups.0.layer.{part}.storage", "fused")
+        found = problems(build_case, arch, {**options, "mesh": {"tensor": 2}})
+        rule = "the cut axis of fused storage would be split over ranks, which is a layout of its own"
+        assert found == [(f"architecture.groups.0.layer.{part}.storage", "fused", rule)]
 
 
 def test_components_that_can_be_frozen() -> None:
@@ -437,7 +438,8 @@ def test_padding_and_copies() -> None:
     exact = case(TOY, "training", seq=8, batch=4, vocabulary_multiple=8, head_multiple=4)
     assert (exact.vocabulary_rows, exact.query_heads(0)) == (16, 4)
     for tensor, copies in ((1, 1), (2, 1), (4, 2)):
-        assert case(TOY, "training", seq=8, mesh={"tensor": tensor}).kv_replicas(0) == copies
+        held = case(TOY, "training", seq=8, mesh={"tensor": tensor}).kv_replicas(0)
+        assert held == copies and isinstance(held, int)
 
 
 def test_an_optimizer_belongs_to_training() -> None:
@@ -448,6 +450,29 @@ def test_an_optimizer_belongs_to_training() -> None:
     assert problems(serve.replaced, state=train.state) == [
         ("state.optimizer", "adam", "phase prefill and optimizer adam do not go together")
     ]
+
+
+def test_positions_are_read_behind_their_offset() -> None:
+    data = architecture(**TOY, positions=10).to_data()
+    data["learned_positions"]["offset"] = 2
+    arch = Architecture.from_data(data)
+    assert build_case(arch, {"phase": "prefill", "seq": 8}).workload.visible_tokens == 8
+    rule = "9 visible tokens need 11 rows of learned positions; there are 10"
+    assert problems(build_case, arch, {"phase": "prefill", "seq": 9}) == [("workload.new_tokens", 9, rule)]
+    assert build_case(arch, {"phase": "decode", "past": 7}).workload.visible_tokens == 8
+    assert problems(build_case, arch, {"phase": "decode", "past": 8}) == [("workload.new_tokens", 1, rule)]
+
+
+def test_only_the_state_that_is_kept_rests_on_the_host() -> None:
+    made = case(TOY, "training", seq=8, precision="a16_six_object", offload=["parameter", "master", "gradient"])
+    objects = tuple(item for item in made.state.objects if "moment" not in item.role)
+    assert {item.role for item in objects} == {"parameter", "master", "gradient", "gradient_copy"}
+    bare = made.replaced(state=made.state.replaced(objects=objects))
+    assert bare.execution.offload == made.execution.offload
+    run = made.execution.replaced(offload=("optimizer",))
+    assert made.replaced(execution=run).execution.offload == ("optimizer",)
+    rule = "the state of training, a16_six_object and adam has no such object"
+    assert problems(bare.replaced, execution=run) == [("execution.offload", "optimizer", rule)]
 
 
 # Tables of names
