@@ -287,7 +287,7 @@ def _first_failure(direction: str, start: int, slope: int) -> int | None:
 
 def _values_of(dtype: str) -> range:
     """What a scalar of an integer type can be."""
-    bits = _INTEGERS.get(dtype, 0)
+    bits = _INTEGERS[dtype]
     return range(-(1 << (bits - 1)), 1 << (bits - 1)) if dtype.startswith("s") else range(1 << bits)
 
 

@@ -172,6 +172,8 @@ def little(value: int, size: int) -> bytes:
         # One step further and it wraps around: the comparison that follows is another one.
         ("s8", 120, 127, "LE", "add", 1, None), ("s8", -120, -128, "GE", "subtract", 1, None),
         ("s8", 0, 127, "LT", "add", 100, None), ("u8", 200, 255, "LE", "add", 1, None),
+        ("s16", 32_760, 2**15 - 1, "LE", "add", 1, None), ("u16", 65_530, 2**16 - 1, "LE", "add", 1, None),
+        ("s64", 2**63 - 3, 2**63 - 1, "LE", "add", 1, None), ("u64", 2**64 - 3, 2**64 - 1, "LE", "add", 1, None),
         ("u8", 1, 0, "GE", "subtract", 1, None), ("u8", 1, 200, "LT", "multiply", 2, None),
         ("s8", 1, 100, "LT", "multiply", 2, None), ("u32", 1, 3_000_000_000, "LT", "multiply", 2, None),
         ("s32", -1, -2_000_000_000, "GT", "multiply", 3, None),
