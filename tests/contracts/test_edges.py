@@ -305,6 +305,9 @@ def test_a_case_says_what_it_lacks() -> None:
         ("seq", None, "every phase but decode needs the number of new tokens"),
         ("phase", None, "a case needs a phase"),
     ]
+    wrong = {"objects": [{"name": "x", "bytes": 1, "birth": 1.0, "death": 0.0}]}
+    ((path, value, _),) = problems(build_case, arch, {"phase": "prefill", "seq": 8}, wrong)
+    assert (path, value) == ("liveness.objects.0.death", 0.0)
     assert built(unheard=3) == [("unheard", 3, "not an option of a case")]
     assert built("prefill", optimizer="lion") == [("optimizer", "lion", "phase prefill updates nothing")]
     assert built(mesh="data=2") == [("execution.mesh", "data=2", "must be a table of axes and their sizes")]
