@@ -568,7 +568,7 @@ class _Fold:
             if times:
                 yield Transfer(
                     "collective-permute", over, name, "", phase, stream.dtype, elements, times, self.micro,
-                    "the stage before" if phase == "backward" else "this stage", "the stage that follows",
+                    "this stage", "the stage before" if phase == "backward" else "the stage that follows",
                 )  # fmt: skip
         apart = len([rank for rank in ranks(program) if rank.embedding or rank.head]) == 2
         if program.case.architecture.tied and apart and (self.rank.embedding or self.rank.head):

@@ -212,3 +212,17 @@ def test_a_tied_table_on_two_ranks_is_summed_over_both() -> None:
         and item.axes == ("pipeline",)
     )  # fmt: skip
     assert whole.elements == 64
+
+
+def test_a_stage_hands_rows_on_and_gradients_back() -> None:
+    of = built(mesh={"pipeline": 2}, accumulate=2)
+    handed = {
+        (item.phase, item.made_by, item.needed_by)
+        for rank in ranks(of)
+        for item in transfers(of, rank)
+        if item.kind == "collective-permute"
+    }
+    assert handed == {
+        ("forward", "this stage", "the stage that follows"),
+        ("backward", "this stage", "the stage before"),
+    }
