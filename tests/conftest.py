@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # is compiled in a worker process, which sets its own environment; `run_jaxcost` therefore starts without these.
 IN_PROCESS = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
 os.environ.update(IN_PROCESS)
+# Tables are as wide as into a pipe, whatever terminal or test runner the tests are started from.
+for _width in ("COLUMNS", "LINES"):
+    os.environ.pop(_width, None)
 
 # Deadlines are off: the first example of a test pays for an import or a compile.
 hypothesis.settings.register_profile("dev", max_examples=30, deadline=None)
