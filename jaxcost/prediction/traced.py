@@ -86,7 +86,7 @@ def form_of(value: Any) -> Form:
     if isinstance(value, Traced | Quotient):
         return value.form
     if isinstance(value, Fraction):
-        return form_of(value._numerator) / form_of(value._denominator)  # type: ignore[attr-defined]
+        return form_of(value.numerator) / form_of(value.denominator)
     return Form.of(value)
 
 

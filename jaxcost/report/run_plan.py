@@ -79,7 +79,7 @@ def number(value: Any, unit: str = "") -> str:
         return value
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if unit == "ratio" and 0 < abs(value) < 1:
+    if unit == "ratio":
         return f"{100 * value:.4g}%"
     if isinstance(value, int) or float(value).is_integer():
         return f"{int(value):,}" if abs(value) < 10**15 else f"{float(value):.6g}"

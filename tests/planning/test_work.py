@@ -144,7 +144,7 @@ def test_the_count_is_that_of_a_walk_over_all_points(data: st.DataObject) -> Non
     left = [n for n, kind in kinds.items() if kind in ("batch", "contracted", "left")]
     right = [n for n, kind in kinds.items() if kind in ("batch", "contracted", "right")]
     out = [n for n, kind in kinds.items() if kind in ("batch", "left", "right")]
-    assume(left and right)
+    assume(left and right)  # an operand without an axis is no tensor, and the declaration refuses it
     used = {name: axes[name] for name in axes if kinds[name] != "absent"}
     found = work(f"{' '.join(left)}, {' '.join(right)} -> {' '.join(out)}", used, ("bf16", "fp32", "int8"))
     points = sum(1 for _ in product(*(range(size) for size in used.values())))

@@ -134,14 +134,14 @@ def _case(
 ) -> tuple[Case | None, str]:
     """Return the case of one step of a stage, or why there is none."""
     mesh = inputs.staged("mesh", stage)
-    sizes = {name: inputs.exact(name, stage) for name in ("seq", "micro_batch", "accumulate")}
-    missing = [name for name, value in (*sizes.items(), ("mesh", mesh)) if value is None]
-    if missing:
-        return None, f"not given: {', '.join(missing)}"
-    batch = int(sizes["micro_batch"] * sizes["accumulate"] * (replicas(mesh, None) or 1))  # type: ignore[operator]
+    seq, micro, accumulate = (inputs.exact(name, stage) for name in ("seq", "micro_batch", "accumulate"))
+    if seq is None or micro is None or accumulate is None or mesh is None:
+        given = {"seq": seq, "micro_batch": micro, "accumulate": accumulate, "mesh": mesh}
+        return None, f"not given: {', '.join(name for name, value in given.items() if value is None)}"
+    batch = int(micro * accumulate * (replicas(mesh, None) or 1))
     try:
         return training(
-            architecture, batch=batch, seq=int(sizes["seq"] or 0), accumulate=int(sizes["accumulate"] or 1), mesh=mesh,
+            architecture, batch=batch, seq=int(seq), accumulate=int(accumulate), mesh=mesh,
             **options,
         ), ""  # fmt: skip
     except RejectedError as error:

@@ -135,8 +135,8 @@ def difference_row(before: Row | None, after: Row | None) -> Row:
         none = Row(some.counter, some.scope, some.phase, some.unit, 0, 0)
         before, after = before or none, after or none
     prediction, reason = _predicted(before, after)
-    known = before.observation is not None and after.observation is not None
-    observation = after.observation - before.observation if known else None  # type: ignore[operator]
+    old, new = before.observation, after.observation
+    observation = None if old is None or new is None else new - old
     reason = reason or "; ".join(dict.fromkeys(row.reason for row in (before, after) if row.reason))
     return Row(
         some.counter,
@@ -161,8 +161,9 @@ def _predicted(before: Row, after: Row) -> tuple[int | Interval | None, str]:
     lower, upper = second.lower - first.upper, second.upper - first.lower
     if lower <= 0 <= upper:
         return None, f"the predicted intervals leave the sign of the difference open ({lower:,} to {upper:,})"
-    middle = None if None in (first.expected, second.expected) else second.expected - first.expected  # type: ignore[operator]
-    return Interval(lower, upper, expected=middle), ""
+    if first.expected is None or second.expected is None:
+        return Interval(lower, upper), ""
+    return Interval(lower, upper, expected=second.expected - first.expected), ""
 
 
 def _interval(value: int | Interval) -> Interval:

@@ -199,10 +199,10 @@ def vary(
                 rules = "; ".join(dict.fromkeys(problem.rule for problem in error.problems))
                 left_out.append({"field": change.field, "value": plain(change.value), "reason": rules})
     for given in asked_sets:
-        _collect(problems, singles, lambda given=given: _checked(base, single(given), apply, fits))  # type: ignore[misc]
+        _collect(problems, singles, base, single, given, apply, fits)
     together: list[Scenario] = []
     for given in asked_vectors:
-        _collect(problems, together, lambda given=given: _checked(base, several(given), apply, fits))  # type: ignore[misc]
+        _collect(problems, together, base, several, given, apply, fits)
     problems += _repeated([*singles, *together])
     if problems:
         raise RejectedError(problems)
@@ -220,17 +220,20 @@ def vary(
     return Sensitivity(first, base.digest, tuple(cases), tuple(grouped), tuple(left_out), default)
 
 
-def _checked(
-    base: Base, changes: Sequence[Change], apply: Callable[..., Case], fits: Callable[[Case], object]
-) -> Scenario:
-    found = scenario(base, changes, apply)
-    fits(found.case)
-    return found
-
-
-def _collect(problems: list[Problem], found: list[Scenario], build: Callable[[], Scenario]) -> None:
+def _collect(
+    problems: list[Problem],
+    found: list[Scenario],
+    base: Base,
+    read: Callable[[object], Sequence[Change]],
+    given: object,
+    apply: Callable[..., Case],
+    fits: Callable[[Case], object],
+) -> None:
+    """Append the scenario of what was asked for, or what is wrong with it."""
     try:
-        found.append(build())
+        made = scenario(base, read(given), apply)
+        fits(made.case)
+        found.append(made)
     except RejectedError as error:
         problems.extend(error.problems)
 

@@ -67,8 +67,11 @@ class Bound:
     def mean(self, other: Bound, times: int) -> Bound:
         """Return `times` steps whose work goes from this one's to the other's in equal parts."""
         mine, its = vars(self), vars(other)
-        sums = {name: times * Fraction(mine[name] + its[name]) / 2 for name in mine}
-        return Bound(**{name: int(sums[name]) if isinstance(mine[name], int) else sums[name] for name in mine})  # type: ignore[arg-type]
+        found: dict[str, Any] = {}
+        for name in mine:
+            half = times * Fraction(mine[name] + its[name]) / 2
+            found[name] = int(half) if isinstance(mine[name], int) else half
+        return Bound(**found)
 
     def to_data(self) -> dict[str, Any]:
         """Return the JSON form, seconds of one device."""

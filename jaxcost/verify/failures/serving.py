@@ -36,9 +36,9 @@ def _starts(longest: int) -> str:
     return "starts" if found.starts else "does not start"
 
 
-def _claimed(**given: int) -> str:
+def _claimed(**given: Any) -> str:
     """Say what a number of tokens is called."""
-    found = capacity(released(), Engine(**given), parse_target("h100", "target"))  # type: ignore[arg-type]
+    found = capacity(released(), Engine(**given), parse_target("h100", "target"))
     return "an upper limit" if found.unseen else "a capacity"
 
 

@@ -12,7 +12,8 @@ from jaxcost.planning.run.published import PublishedRun, implied, published_runs
 from jaxcost.schema import schema
 
 RUNS = {run.name: run for run in published_runs()}
-# run: implied share of the peak in percent, derived by hand from the printed numbers with the peaks of the data sheets
+# run: implied share of the peak in percent, derived by hand from the printed numbers with the peaks of the data sheets,
+# written with two decimals; hence the 0.01 below
 IMPLIED = {
     "LLaMA-7B": (43.42,), "LLaMA-13B": (51.38,), "LLaMA-33B": (45.82,), "LLaMA-65B": (47.70,), "Llama 2 7B": (39.06,),
     "Llama 2 13B": (37.72,), "Llama 2 70B": (42.84,), "Llama 3.1 405B": (34.58,), "Pythia 70M": (22.12,),
