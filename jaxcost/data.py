@@ -42,11 +42,6 @@ def evidence_root() -> Path:
     )
 
 
-def in_checkout() -> bool:
-    """True where the rooms are the checkout's own, and so may be written to (`jaxcost verify --record`)."""
-    return evidence_root() == _CHECKOUT
-
-
 def room(name: str) -> Path:
     """The folder of one room (`ROOMS`).
 

@@ -53,7 +53,6 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rooms_of_the_checkout(root: Path) -> None:
     assert jaxcost.data.evidence_root() == root
-    assert jaxcost.data.in_checkout()
     for name in jaxcost.data.ROOMS:
         assert jaxcost.data.room(name) == root / name
         assert (root / name / "README.md").is_file()

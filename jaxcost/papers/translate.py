@@ -13,12 +13,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from jaxcost.contracts.case import Case
 from jaxcost.papers.components import Components
 from jaxcost.papers.contract import Contract, Quantity
 from jaxcost.papers.expression import expression
 from jaxcost.papers.graphs import case_of
-from jaxcost.prediction.program import program
 
 
 class Scope(Mapping[str, Any]):
@@ -124,11 +122,6 @@ def translate(
     return Translation(
         quantity, expression(quantity.ledger).value(own), steps, expression(quantity.formula).value(paper)
     )
-
-
-def on_case(contract: Contract, quantity: Quantity, case: Case, inputs: Mapping[str, Any] | None = None) -> Translation:
-    """Return a quantity on the integers of a case."""
-    return translate(contract, quantity, Components(program(case)), inputs)
 
 
 def proved(contract: Contract, quantity: Quantity) -> Translation:

@@ -33,11 +33,6 @@ class Levels(NamedTuple):
     across: int
 
 
-def padded_bytes(elements: int, itemsize: int, participants: int) -> int:
-    """Return the bytes of a payload whose elements are rounded up to a multiple of the participants."""
-    return -(-elements // participants) * participants * itemsize
-
-
 def ends(kind: str, payload: int, participants: int) -> Ends:
     """Return one device's input and output of a payload that the participants divide."""
     if kind == "all-gather":

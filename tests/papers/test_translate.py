@@ -12,7 +12,7 @@ from jaxcost.papers.components import COMPONENTS, SYMBOLS, Components
 from jaxcost.papers.contract import Contract, Quantity
 from jaxcost.papers.graphs import architecture, case_of
 from jaxcost.papers.registry import registry
-from jaxcost.papers.translate import is_zero, on_case, proved
+from jaxcost.papers.translate import is_zero, proved, translate
 from jaxcost.prediction.program import program
 
 FORMS = [
@@ -112,7 +112,8 @@ def test_the_forms_of_parallelism_close_on_integers(tensor: int, batch: int, seq
             }
         )
         case = case_of(graph, item, scope, work)
-        assert on_case(contract, item, case, {"tensor_parallel": tensor}).status == "exact"
+        found = translate(contract, item, Components(program(case)), {"tensor_parallel": tensor})
+        assert found.status == "exact"
         seen += 1
     assert seen == 5
 

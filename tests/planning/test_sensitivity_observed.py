@@ -20,7 +20,6 @@ from jaxcost.planning.sensitivity.observed import (
     difference_row,
     fitting,
     observe_differences,
-    observed_dict,
     put_together,
 )
 from jaxcost.reconciliation.rows import Explanation, Interval, Row
@@ -204,5 +203,5 @@ def test_base_and_cases_are_compiled_and_their_differences_close() -> None:
     assert row_of(dtype, "parameters.bytes").observation == dtype.after.prediction.value("parameters.unique") * 2
     assert visible.rows == () and visible.after.status == "unmeasured" and "empty cache" in visible.reason
     assert mesh.after.target.text == "cpu:2" and row_of(mesh, "collective_bytes").status == "explained"
-    for data in observed_dict(seen):
-        assert set(data) >= {"name", "digest", "target", "base_target", "status", "rows"}
+    for item in seen:
+        assert set(item.to_dict()) >= {"name", "digest", "target", "base_target", "status", "rows"}

@@ -8,7 +8,7 @@ that of the difference runs from the least to the largest, and if it holds zero 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -239,8 +239,3 @@ def put_together(found: Sensitivity, planned: Sequence[Planned], seen: Sequence[
         ]
         compared += [Compared(sides[0], side) for side in sides[1:]]
     return tuple(compared)
-
-
-def observed_dict(found: Sequence[Compared]) -> list[Mapping[str, Any]]:
-    """Return the JSON form of the comparisons."""
-    return [item.to_dict() for item in found]

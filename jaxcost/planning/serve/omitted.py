@@ -26,10 +26,3 @@ ANSWERS = (
         "left out stands with it",
     ),
 )
-CLAIMS = ("weights", "activations", "other memory", "pages")
-
-
-def unanswered(given: object) -> tuple[str, ...]:
-    """Return the claims on memory that an argument for a fit leaves out, in their order."""
-    named = set(given) if isinstance(given, tuple | list | set | frozenset) else set()
-    return tuple(claim for claim in CLAIMS if claim not in named)

@@ -164,10 +164,6 @@ class Step:
         return max((w.used_bytes(self.compute) for w in self.layers if "/mlp/" in w.name), default=0)
 
     @cached_property
-    def query_weight(self) -> int:
-        return max((w.used_bytes(self.compute) for w in self.layers if "/attn/" in w.name), default=0)
-
-    @cached_property
     def gradient_stacks(self) -> int:
         return sum(payload_bytes(w.stack_elements, self.gradient) for w in self.layers if w.trainable)
 

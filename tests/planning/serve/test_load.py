@@ -15,7 +15,6 @@ from jaxcost.contracts.errors import RejectedError
 from jaxcost.planning.serve.inputs import Lifetime, Speculation, Workload, parse_scales
 from jaxcost.planning.serve.lifetime import compare, crossover, side
 from jaxcost.planning.serve.load import Requests, goodput, integers, offered, pools, under_target
-from jaxcost.planning.serve.omitted import CLAIMS, unanswered
 from jaxcost.planning.serve.speculative import break_even, expected_tokens, one_layer, speculation
 from tests.planning.serve.plans import model, requests
 
@@ -211,7 +210,3 @@ def test_what_a_lifetime_refuses(changes: dict[str, Any], what: str) -> None:
 )
 def test_scales_that_are_none(text: str) -> None:
     assert parse_scales(text) is None
-
-
-def test_an_argument_from_the_weights_alone_leaves_three_claims_out() -> None:
-    assert unanswered(("weights",)) == CLAIMS[1:] and unanswered(CLAIMS) == ()
