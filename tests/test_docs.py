@@ -15,6 +15,7 @@ import click
 import pytest
 
 import jaxcost
+import jaxcost.data
 from jaxcost.cli.options import case_options
 from jaxcost.cli.program import COMMANDS, program
 from jaxcost.contracts.observation import REQUIRED_FIELDS, EvidenceClass
@@ -199,3 +200,10 @@ def test_exit_codes_of_the_page_are_those_of_the_errors() -> None:
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     codes = {int(cell) for cell in first_cells(page.split("## ")[0]) if cell.isdecimal()}
     assert codes >= {0, 1, RejectedError.exit_code, UnavailableError.exit_code, JaxcostError.exit_code, 130}
+
+
+def test_every_room_is_on_the_page_of_rooms() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {folder.parent.name for folder in (ROOT / "jaxcost").glob("*/__init__.py")} - {"schema"}
+    assert {f"`{name}`" for name in rooms} <= set(first_cells(page))
+    assert all(f"`{name}/`" in page for name in jaxcost.data.ROOMS)
