@@ -157,6 +157,8 @@ COMPONENTS: dict[str, Callable[[Components], Any]] = {
     "saved_layer_on_device": lambda c: c.saved("none", device=True),
     "saved_layer_selective_on_device": lambda c: c.saved("selective", device=True),
     "saved_layer_full_on_device": lambda c: c.saved("block", device=True),
+    # and before and after the layers
+    "saved_outside": lambda c: sum((row.value for row in saved(c.program, None) if row.region == "outside"), 0),
     # state
     "state": lambda c: state(c.program).totals["bytes"],
     "state_on_device_0": lambda c: _staged(c, "0"),
