@@ -10,12 +10,13 @@ from __future__ import annotations
 from jaxcost.observation.hlo.collectives import Collective, Collectives
 from jaxcost.observation.hlo.contractions import Contraction, Contractions, Opaque, Share, StrengthReduced
 from jaxcost.observation.hlo.memory import LiveBuffer, Memory, Moment
-from jaxcost.observation.hlo.reading import Argument, HloReading, read_hlo
+from jaxcost.observation.hlo.reading import Argument, Graph, HloReading, read_graph, read_hlo
 from jaxcost.observation.hlo.timeline import Timeline
 from jaxcost.observation.hlo.traffic import Move, Traffic
 from jaxcost.observation.hlo.trips import Loop, Total
 
 __all__ = [
-    "Argument", "Collective", "Collectives", "Contraction", "Contractions", "HloReading", "LiveBuffer", "Loop",
-    "Memory", "Moment", "Move", "Opaque", "Share", "StrengthReduced", "Timeline", "Total", "Traffic", "read_hlo",
+    "Argument", "Collective", "Collectives", "Contraction", "Contractions", "Graph", "HloReading", "LiveBuffer", "Loop",
+    "Memory", "Moment", "Move", "Opaque", "Share", "StrengthReduced", "Timeline", "Total", "Traffic",
+    "read_graph", "read_hlo",
 ]  # fmt: skip

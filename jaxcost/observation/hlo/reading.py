@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 from jaxcost.observation.hlo.collectives import Collectives, read_collectives
 from jaxcost.observation.hlo.contractions import Contractions, read_contractions
 from jaxcost.observation.hlo.memory import Memory, read_memory, result_table_bytes
-from jaxcost.observation.hlo.module import read_module
+from jaxcost.observation.hlo.module import Module, read_module
 from jaxcost.observation.hlo.origins import Places
-from jaxcost.observation.hlo.schema import parse, rejected
+from jaxcost.observation.hlo.schema import Proto, parse, rejected
 from jaxcost.observation.hlo.scope import scope_parts
 from jaxcost.observation.hlo.traffic import Traffic, read_traffic
 from jaxcost.observation.hlo.trips import Executions, Loop, Total, read_loops
@@ -107,6 +107,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The module behind a reading, for what goes on to ask about single instructions."""
+
+    module: Module
+    assignment: Proto | None
+    loops: Mapping[int, Loop]
+    executions: Executions
+    places: Places
+
+
 def read_hlo(
     hlo_bytes: bytes,
     *,
@@ -123,6 +134,21 @@ def read_hlo(
     run-time values. `devices_per_node`: consecutive devices that share a node or a slice, where there are several.
     Raises RejectedError for bytes that are not one whole, consistent module.
     """
+    return read_graph(
+        hlo_bytes, platform=platform, mesh=mesh, scopes=scopes, trips=trips, devices_per_node=devices_per_node
+    )[0]
+
+
+def read_graph(
+    hlo_bytes: bytes,
+    *,
+    platform: Platform,
+    mesh: Mapping[str, int] | None = None,
+    scopes: frozenset[str] | None = None,
+    trips: Mapping[str, int] | None = None,
+    devices_per_node: int | None = None,
+) -> tuple[HloReading, Graph]:
+    """The reading and the graph it was read from; arguments and errors are those of `read_hlo`."""
     if platform not in get_args(Platform):
         raise rejected(
             "platform", platform, f"must be one of {', '.join(get_args(Platform))}", "give the target's platform"
@@ -148,7 +174,7 @@ def read_hlo(
 def _read(
     data: bytes, platform: str, mesh: Mapping[str, int] | None, *, scopes_kept: frozenset[str] | None,
     trips: Mapping[str, int] | None, devices_per_node: int | None,
-) -> HloReading:  # fmt: skip
+) -> tuple[HloReading, Graph]:  # fmt: skip
     module_proto, assignment = parse(data)
     module = read_module(module_proto)
     loops = read_loops(module, trips)
@@ -164,7 +190,7 @@ def _read(
         *memory_notes,
         *(loop.reason for loop in loops.values() if loop.trips is None),
     ]
-    return HloReading(
+    reading = HloReading(
         platform=platform, module=module.name, digest=hashlib.sha256(data).hexdigest(),
         device_count=module.device_count,
         arguments=tuple(
@@ -176,3 +202,4 @@ def _read(
         loops=tuple(loops.values()), contractions=contractions, memory=memory, traffic=traffic, collectives=collectives,
         xla_remat=tuple(at.name for at in module.walk() if ".remat" in at.name), unknowns=tuple(unknowns),
     )  # fmt: skip
+    return reading, Graph(module, assignment, loops, executions, places)
