@@ -76,6 +76,8 @@ def test_import_contracts_hold(root: Path) -> None:
         ("reference", "import jaxcost.reconciliation", "The network knows no ledger"),
         ("observation", "from jaxcost import prediction", "The observation never reads a ledger"),
         ("observation", "import jaxcost.reconciliation", "The observation never reads a ledger"),
+        ("audits", "import jaxcost.prediction.ledgers", "An audit knows no ledger"),
+        ("audits", "import jaxcost.reconciliation", "An audit knows no ledger"),
         ("contracts", "import jaxcost.catalog", "The records depend on no room and on no jax"),
         ("contracts", "import jax", "The records depend on no room and on no jax"),
         ("reconciliation", "import jaxcost.verify", "Rooms import downwards only"),

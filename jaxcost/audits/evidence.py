@@ -1,0 +1,79 @@
+"""What an audit rests on: one compiled module, read, with what its source knew beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxcost.observation.hlo import Graph, HloReading, Total, read_graph
+from jaxcost.observation.sources import Program
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A program and the reading of its module.
+
+    `mesh` names the axes of collectives, in order; empty where none is known.
+    """
+
+    program: Program
+    reading: HloReading
+    graph: Graph
+    mesh: Mapping[str, int]
+
+    @property
+    def platform(self) -> str:
+        """`cpu`, `cuda` or `tpu`."""
+        return self.program.platform
+
+
+@dataclass
+class Notes:
+    """What the sections of one audit found: `findings` for the reader, `unknowns` that a total rests on.
+
+    A finding is {"kind", "text", "where"?, "bytes"?, "flops"?}; an unknown is {"what", "kind", "reason", "scope",
+    "shapes"?, "source"?}.
+    """
+
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    unknowns: list[dict[str, Any]] = field(default_factory=list)
+
+    def find(self, kind: str, text: str, **more: Any) -> None:
+        """Add a finding."""
+        self.findings.append({"kind": kind, "text": text, **more})
+
+    def unknown(self, what: str, kind: str, reason: str, **more: Any) -> None:
+        """Add an unknown."""
+        self.unknowns.append({"what": what, "kind": kind, "reason": reason, **more})
+
+
+def gather(
+    program: Program, *, mesh: Mapping[str, int] | None = None, trips: Mapping[str, int] | None = None
+) -> Evidence:
+    """Read the module of a program.
+
+    Args:
+        program: what to read.
+        mesh: ordered axis sizes; None takes those the source knew.
+        trips: counts by while-instruction name, for loops that depend on run-time values.
+
+    Raises:
+        RejectedError: the bytes are not one whole, consistent module.
+    """
+    axes = dict(mesh if mesh is not None else program.lowered.mesh if program.lowered else {})
+    target = program.target
+    per_island = None
+    if target is not None and (islands := max(target.node_count, target.slice_count)) > 1:
+        per_island = target.device_count // islands
+    reading, graph = read_graph(
+        program.hlo, platform=program.platform, mesh=axes or None, trips=trips, devices_per_node=per_island
+    )
+    return Evidence(program, reading, graph, axes)
+
+
+def number(total: Total) -> int | dict[str, int] | None:
+    """A total in JSON: its integer, the interval it lies in, or None."""
+    if total.minimum is None:
+        return None
+    return total.minimum if total.value is not None else {"minimum": total.minimum, "maximum": total.maximum or 0}
