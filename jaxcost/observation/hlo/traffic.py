@@ -10,7 +10,7 @@ Sizes are counted twice, as stored and without the padding of tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jaxcost.observation.hlo.module import Computation, Instruction, Module
@@ -240,31 +240,47 @@ def _workspace(at: Instruction) -> int:
     return sum(leaf.bytes for leaf in at.shape.elements[1:] if leaf.dtype in ("s8", "u8") and len(leaf.dims) == 1)
 
 
-def read_traffic(module: Module, executions: Executions, places: Places, keep: int = 64) -> Traffic:
-    """Traffic of the module; the `keep` instructions that move most are listed."""
-    counts, top = executions.counts(), frames(module)
-    stored, logical = _Fusions(_stored), _Fusions(_logical)
-    moves: list[Move] = []
-    own: dict[int, dict[tuple[str, ...], int]] = {}
+def moving(module: Module, counts: Mapping[int, Total]) -> Iterator[Instruction]:
+    """The instructions that move data: those at top level that run at all and are no bookkeeping."""
+    top = frames(module)
     for computation in module.computations:
-        times = counts[computation.id]
-        if computation.id not in top or times == ZERO:
+        if computation.id not in top or counts[computation.id] == ZERO:
             continue
         for at in computation.instructions:
             if at.opcode in BOOKKEEPING or at.opcode in DONE or at.opcode == "async-start":
                 continue
             if at.opcode == "custom-call" and at.proto.custom_call_target in HARMLESS_TARGETS:
                 continue
-            read, written, chip = _moved(at, stored)
-            padding = read + written + chip - sum(_moved(at, logical))
-            place = places.of(at)
-            category = category_of(at)
-            moves.append(Move(at.name, at.opcode, category, place.scope, place.phase, read, written, chip, times))
-            own[at.id] = {
-                ("read", category): read, ("write", category): written, ("chip", category): chip,
-                ("workspace",): _workspace(at), ("padding",): 0 if category in ("copy", "collective") else padding,
-                ("place", place.scope, place.phase): read + written,
-            }  # fmt: skip
+            yield at
+
+
+def moved_bytes(module: Module, counts: Mapping[int, Total]) -> Iterator[tuple[Instruction, int]]:
+    """Each instruction that moves data, and the bytes it reads and writes in device memory in one execution."""
+    stored = _Fusions(_stored)
+    for at in moving(module, counts):
+        read, written, _ = _moved(at, stored)
+        yield at, read + written
+
+
+def read_traffic(module: Module, executions: Executions, places: Places, keep: int = 64) -> Traffic:
+    """Traffic of the module; the `keep` instructions that move most are listed."""
+    counts = executions.counts()
+    stored, logical = _Fusions(_stored), _Fusions(_logical)
+    moves: list[Move] = []
+    own: dict[int, dict[tuple[str, ...], int]] = {}
+    for at in moving(module, counts):
+        read, written, chip = _moved(at, stored)
+        padding = read + written + chip - sum(_moved(at, logical))
+        place = places.of(at)
+        category = category_of(at)
+        moves.append(
+            Move(at.name, at.opcode, category, place.scope, place.phase, read, written, chip, counts[at.computation.id])
+        )
+        own[at.id] = {
+            ("read", category): read, ("write", category): written, ("chip", category): chip,
+            ("workspace",): _workspace(at), ("padding",): 0 if category in ("copy", "collective") else padding,
+            ("place", place.scope, place.phase): read + written,
+        }  # fmt: skip
     totals = executions.totals(own)
     moves.sort(key=lambda m: -(m.read_bytes + m.write_bytes) * (m.executions.maximum or 1))
     read_of = {c: totals.get(("read", c), ZERO) for c in CATEGORIES}
