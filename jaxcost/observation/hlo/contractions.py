@@ -1,9 +1,10 @@
 """Every contraction of a compiled module, with its FLOPs, its trips, and where in the program it came from.
 
-A dot costs `2 * prod(result) * prod(contracted)` FLOPs (one FMA = two). The compiler does not keep dots as they were
-written, so each record also says what was done to it: several products merged into one (`shares`), K padded or split
-(`logical_flops`, `split_k`). Products that became multiply + reduce are listed apart and never added in; library calls
-whose cost no shape tells are listed as opaque, never as zero.
+A dot costs `2 * prod(result) * prod(contracted)` FLOPs (one FMA = two; a complex one is four real multiplications and
+four additions, so eight). The compiler does not keep dots as they were written, so each record also says what was done
+to it: several products merged into one (`shares`), K padded or split (`logical_flops`, `split_k`). Products that became
+multiply + reduce are listed apart and never added in; library calls whose cost no shape tells are listed as opaque,
+never as zero.
 """
 
 from __future__ import annotations
@@ -159,6 +160,20 @@ class _Numbers(NamedTuple):
     rhs_b: tuple[int, ...]
 
 
+def real_operations(*dtypes: str) -> int:
+    """Real FMAs in one of these operands: four of two complex numbers, two of a real and a complex one."""
+    return {0: 1, 1: 2}.get(sum(dtype in ("c64", "c128") for dtype in dtypes), 4)
+
+
+def placed(row: Contraction) -> list[tuple[str, int]]:
+    """The scopes a contraction's FLOPs belong to, with the FLOPs of one execution of each; none where it is unknown."""
+    if row.flops is None:
+        return []
+    if row.shares and row.scope_exact:
+        return [(share.scope, share.flops) for share in row.shares]
+    return [(row.scope, row.flops)]
+
+
 def _numbers_of(proto: Proto) -> _Numbers:
     return _Numbers(
         tuple(proto.lhs_contracting_dimensions), tuple(proto.rhs_contracting_dimensions),
@@ -223,6 +238,8 @@ class _Reader:
         where, op_name = self.places.named(at)
         if not op_name:
             where = self._by_weight(at, where)
+        real = real_operations(*(operand.shape.dtype for operand in at.operands[:2]))
+        flops = None if flops is None else flops * real
         times = self.counts[at.computation.id]
         total = (
             Total(None, None, f"the FLOPs of {at.name} are not known") if flops is None else times.times(exact(flops))
@@ -230,6 +247,7 @@ class _Reader:
         split, logical = 1, flops
         if self.platform == "cuda" and numbers is not None and isinstance(sizes, _Dims):
             split, logical = self._unpadded(at, sizes, numbers)
+            logical = None if logical is None else logical * real
         if op_name and primitive_of(op_name) == "ragged_dot_general":
             logical = None  # the groups were multiplied densely, under a mask
         shares, scope, told = self._shares(at, flops, where.scope)
@@ -284,6 +302,8 @@ class _Reader:
         lhs, rhs, out = {
             "forward": (first, second, result), "input": (result, second, first), "filter": (first, result, second),
         }[_CUDNN_CONV[at.proto.custom_call_target]]  # fmt: skip
+        if len({len(lhs), len(rhs), len(out), len(at.proto.window.dimensions) + 2}) > 1:
+            return None  # a layout that cuts features in blocks (NCHW_VECT_C)
         count = count_convolution(lhs, rhs, out, at.proto)
         return self.row(at, count.flops, count)
 
@@ -438,11 +458,12 @@ class _Reader:
                 made = self._multiply_behind(at.operands[0])
                 if made is not None:
                     consumed.add(made.id)
-                    yield self._reduced(at, 2 * at.operands[0].shape.size)
+                    summed = at.operands[0].shape
+                    yield self._reduced(at, 2 * summed.size * real_operations(summed.dtype, summed.dtype))
         for at in waiting:
             from_dot = any(source_of(o).opcode in ("dot", "convolution", "custom-call") for o in at.operands)
             if at.id not in consumed and not from_dot:
-                yield self._reduced(at, 2 * at.shape.size)
+                yield self._reduced(at, 2 * at.shape.size * real_operations(at.shape.dtype, at.shape.dtype))
 
     @staticmethod
     def _multiply_behind(at: Instruction) -> Instruction | None:
@@ -551,8 +572,7 @@ def read_contractions(
     uncounted = [r for r in rows if r.flops is None]
     for r in rows:
         amounts = own.setdefault(r.id, {})
-        placed = r.shares if r.scope_exact and r.shares else ()
-        for scope, flops in [(s.scope, s.flops) for s in placed] or [(r.scope, r.flops or 0)]:
+        for scope, flops in placed(r) or [(r.scope, 0)]:
             key = (scope, r.phase)
             amounts[key] = amounts.get(key, 0) + flops
     by_place = executions.totals(own)
