@@ -17,7 +17,7 @@ from jaxcost.observation.hlo.module import Instruction, read_module
 from jaxcost.observation.hlo.origins import Places
 from jaxcost.observation.hlo.schema import parse
 from jaxcost.observation.hlo.scope import scope_parts
-from jaxcost.observation.hlo.trips import ZERO, Executions, Total, read_loops
+from jaxcost.observation.hlo.trips import ZERO, Total, read_executions
 from jaxcost.observation.observe import target_for
 from jaxcost.observation.pool import Pool, WorkerFailure, request_for
 from jaxcost.observation.sections import known_scopes
@@ -88,7 +88,7 @@ def read_cycles(hlo: bytes, scopes: frozenset[str]) -> dict[str, Any]:
         RejectedError: the bytes are not one whole, consistent module.
     """
     module = read_module(parse(hlo)[0])
-    loops = read_loops(module)
+    executions = read_executions(module)
     places = Places(scope_parts(scopes))
     estimated: dict[int, dict[tuple[str, str, str], int]] = {}
     for at in module.walk():
@@ -100,7 +100,7 @@ def read_cycles(hlo: bytes, scopes: frozenset[str]) -> dict[str, Any]:
         else:
             where = places.of(at)
             estimated[at.id] = {(where.scope, where.phase, ""): cycles}
-    totals = Executions(module, loops).totals(estimated)
+    totals = executions.totals(estimated)
     found = {key[:2]: total for key, total in totals.items() if not key[2]}
     whole = sum(found.values(), ZERO)
     reason = whole.reason if found else "the compiler estimates no instruction of this program"
@@ -111,7 +111,7 @@ def read_cycles(hlo: bytes, scopes: frozenset[str]) -> dict[str, Any]:
             {"scope": scope, "phase": phase, "cycles": total.value} for (scope, phase), total in sorted(found.items())
         ],
         "without_estimate": {key[2]: _count(total) for key, total in sorted(totals.items()) if key[2]},
-        "loops": len(loops),
+        "loops": len(executions.loops),
     }
 
 

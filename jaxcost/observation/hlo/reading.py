@@ -15,7 +15,7 @@ from jaxcost.observation.hlo.origins import Places
 from jaxcost.observation.hlo.schema import Proto, parse, rejected
 from jaxcost.observation.hlo.scope import scope_parts
 from jaxcost.observation.hlo.traffic import Traffic, read_traffic
-from jaxcost.observation.hlo.trips import Executions, Loop, Total, read_loops
+from jaxcost.observation.hlo.trips import Conditional, Executions, Loop, Total, read_executions
 
 Platform = Literal["cpu", "cuda", "tpu"]
 
@@ -60,6 +60,7 @@ class HloReading:
     results: tuple[Result, ...]
     result_table_bytes: int
     loops: tuple[Loop, ...]
+    conditionals: tuple[Conditional, ...]
     contractions: Contractions
     memory: Memory
     traffic: Traffic
@@ -177,8 +178,8 @@ def _read(
 ) -> tuple[HloReading, Graph]:  # fmt: skip
     module_proto, assignment = parse(data)
     module = read_module(module_proto)
-    loops = read_loops(module, trips)
-    executions = Executions(module, loops)
+    executions = read_executions(module, trips)
+    loops = executions.loops
     places = Places(scopes_kept)
     contractions, notes = read_contractions(module, executions, places, platform)
     memory, memory_notes = read_memory(module, assignment, places, platform)
@@ -188,7 +189,7 @@ def _read(
         *module.unknowns,
         *notes,
         *memory_notes,
-        *(loop.reason for loop in loops.values() if loop.trips is None),
+        *(loop.reason for loop in loops.values() if loop.trips is None and not loop.varies),
     ]
     reading = HloReading(
         platform=platform, module=module.name, digest=hashlib.sha256(data).hexdigest(),
@@ -199,7 +200,9 @@ def _read(
         ),
         results=tuple(Result(str(leaf), leaf.bytes, leaf.logical_bytes) for leaf in module.entry.root.shape.leaves()),
         result_table_bytes=result_table_bytes(module, assignment, platform),
-        loops=tuple(loops.values()), contractions=contractions, memory=memory, traffic=traffic, collectives=collectives,
+        loops=tuple(loops.values()),
+        conditionals=tuple(executions.conditionals.values()), contractions=contractions, memory=memory,
+        traffic=traffic, collectives=collectives,
         xla_remat=tuple(at.name for at in module.walk() if ".remat" in at.name), unknowns=tuple(unknowns),
     )  # fmt: skip
     return reading, Graph(module, assignment, loops, executions, places)

@@ -1,28 +1,30 @@
 """How often each computation runs.
 
-XLA writes the trip count of a loop on CPU and GPU (`known_trip_count`). On TPU it must be derived: each element of the
-loop's state that changes by a constant is linear in the iteration number, the condition compares two such elements, and
-the count is the first iteration where the comparison fails. What cannot be read this way is unknown: never 1, never 0.
-Where XLA's number and the derived one disagree, the count is unknown too and the disagreement is reported.
+XLA writes the trip count of a loop on CPU and GPU (`known_trip_count`); on TPU, in dumps of other stages and for counts
+that it did not try, the count is found from the loop's own scalars (`bounds`). Where both say something and disagree,
+the count is unknown and the disagreement is reported. What cannot be read either way is unknown: never 1, never 0.
 
-Branches of a conditional are alternatives, so counts are intervals.
+A program is walked from its entry as it would run, without its arrays. What is decided by constants is decided: a
+branch that is always taken, a loop inside a loop that runs as often as the outer counter says. Each distinct way in
+which a computation runs is one plan: its calls, each with the plans it runs and how often. Branches that data decide
+are alternatives, and counts become intervals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import TypeVar
 
+from jaxcost.observation.hlo.bounds import Bounds, Loops
 from jaxcost.observation.hlo.module import Computation, Instruction, Module
-from jaxcost.observation.hlo.opcodes import DONE
+from jaxcost.observation.hlo.scalars import Frame, Symbolic, branch_of, lines_of
+from jaxcost.observation.hlo.schema import rejected
 
-_MAX_DEPTH = 64
-_SIMULATED = 4096  # steps tried for counters that do not move by a constant (i = 2 i)
-_INTEGERS = {"s8": 8, "s16": 16, "s32": 32, "s64": 64, "u8": 8, "u16": 16, "u32": 32, "u64": 64, "pred": 1}
-_LITERALS = {"s32": "s32s", "s64": "s64s", "u32": "u32s", "u64": "u64s", "pred": "preds"}
-_PACKED = {"s8": ("s8s", 1, True), "u8": ("u8s", 1, False), "s16": ("s16s", 2, True), "u16": ("u16s", 2, False)}
-_THROUGH = frozenset("copy convert bitcast reshape copy-done copy-start opt-barrier".split())
+_WALKED = 20_000  # computations walked in a context of their own, per module
+_ONE_BY_ONE = 4096  # iterations of one loop told apart
 
 K = TypeVar("K", bound=Hashable)
 
@@ -76,7 +78,13 @@ def exact(value: int) -> Total:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One while loop. `source` says where the trip count is from: declared, derived, supplied, or unknown."""
+    """One while loop. `source` says where the trip count is from: declared (by XLA), derived (from its scalars),
+    supplied (by the caller), unknown, or unreached (nothing runs it).
+
+    `trips` is the count each time the loop runs, None when it is unknown or differs; it lies in [minimum, maximum]
+    (None: no upper bound). `varies`: it differs from one run of the loop to the next, and is known each time. `entries`
+    and `total` are the runs of the loop and its trips in one step. `state_bytes` is what it carries from trip to trip.
+    """
 
     instruction: str
     computation: str
@@ -85,254 +93,215 @@ class Loop:
     trips: int | None
     source: str
     reason: str = ""
+    minimum: int = 0
+    maximum: int | None = None
+    varies: bool = False
+    entries: Total = ONE
+    total: Total = ZERO
+    state_bytes: int = 0
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """scale * (element `index` of the loop state) + offset; index -1 is a plain integer."""
+class Conditional:
+    """One conditional: how often each branch runs in one step. `decided` is False when data choose the branch."""
 
-    index: int
-    scale: int
-    offset: int
-
-
-class _Values:
-    """Evaluates scalars: symbolically in the state of `loop` inside its body and condition, else as integers."""
-
-    def __init__(self, module: Module, loop: Instruction | None) -> None:
-        self.module, self.loop = module, loop
-        self.state: set[Instruction] = set()
-        for computation in loop.called if loop else ():
-            self.state.update(computation.parameters.values())
-        self.seen: dict[tuple[int, tuple[int, ...]], _Line | None] = {}
-
-    def line(self, at: Instruction, path: tuple[int, ...] = (), depth: int = 0) -> _Line | None:
-        """The value of a scalar (element `path` of `at`) as a line in the loop state."""
-        if depth > _MAX_DEPTH:
-            return None
-        key = (at.id, path)
-        if key not in self.seen:
-            self.seen[key] = self._line(at, path, depth)
-        return self.seen[key]
-
-    def _line(self, at: Instruction, path: tuple[int, ...], depth: int) -> _Line | None:
-        shape = at.shape.at(path)
-        if shape is None or (not shape.is_tuple and (shape.dims not in ((), (1,)) or shape.dtype not in _INTEGERS)):
-            return None
-        opcode = at.opcode
-        if opcode == "parameter":
-            if at in self.state:
-                if at.shape.is_tuple:
-                    return _Line(path[0], 1, 0) if len(path) == 1 else None
-                return _Line(0, 1, 0)
-            operand = _caller_operand(at)
-            return None if operand is None else self.line(operand, path, depth + 1)
-        if opcode == "get-tuple-element":
-            return self.line(at.operands[0], (at.proto.tuple_index, *path), depth + 1)
-        if opcode == "tuple":
-            return self.line(at.operands[path[0]], path[1:], depth + 1) if path else None
-        if opcode == "copy-start":
-            return self.line(at.operands[0], path[1:], depth + 1)
-        if opcode == "copy-done":
-            return self.line(at.operands[0].operands[0] if at.operands[0].operands else at.operands[0], path, depth + 1)
-        if opcode in _THROUGH:
-            return self.line(at.operands[0], path, depth + 1)
-        if opcode in ("fusion", "call"):
-            return self.line(at.called[0].root, path, depth + 1)
-        if opcode == "constant":
-            value = _literal(at)
-            return None if value is None else _Line(-1, 0, value)
-        if opcode == "while":
-            return self.invariant(at, path, depth)
-        if opcode in ("add", "subtract", "multiply"):
-            left = self.line(at.operands[0], (), depth + 1)
-            right = self.line(at.operands[1], (), depth + 1)
-            return None if left is None or right is None else _combine(opcode, left, right)
-        if opcode == "negate":
-            inner = self.line(at.operands[0], (), depth + 1)
-            return None if inner is None else _Line(inner.index, -inner.scale, -inner.offset)
-        return None
-
-    def invariant(self, loop: Instruction, path: tuple[int, ...], depth: int) -> _Line | None:
-        """An element of a finished (or enclosing) loop's state that the loop never changes: its first value."""
-        if loop is self.loop or len(path) > 1:
-            return None
-        index = path[0] if path else 0
-        inner = _Values(self.module, loop)
-        if inner.step(index, depth + 1) != _Line(index, 1, 0):
-            return None
-        return self.line(loop.operands[0], path, depth + 1)
-
-    def step(self, index: int, depth: int = 0) -> _Line | None:
-        """Element `index` after one iteration."""
-        if self.loop is None:
-            return None
-        root = self.loop.called[0].root
-        return self.line(root, (index,) if root.shape.is_tuple else (), depth)
-
-    def first(self, index: int) -> int | None:
-        """Element `index` before the loop."""
-        if self.loop is None:
-            return None
-        before = self.loop.operands[0]
-        return outer_value(self.module, before, (index,) if before.shape.is_tuple else ())
+    instruction: str
+    computation: str
+    op_name: str
+    branches: tuple[str, ...]
+    executions: tuple[Total, ...]
+    decided: bool
+    line: str = ""
 
 
-def _caller_operand(parameter: Instruction) -> Instruction | None:
-    """The operand bound to a parameter of a fusion or call with one caller."""
-    callers = parameter.computation.callers
-    if len(callers) != 1 or callers[0].opcode not in ("fusion", "call"):
-        return None
-    number: int = parameter.proto.parameter_number
-    return callers[0].operands[number]
+@dataclass(frozen=True, slots=True)
+class _Trips:
+    minimum: int
+    maximum: int | None
+    source: str
+    reason: str = ""
+
+    @property
+    def exact(self) -> int | None:
+        return self.maximum if self.minimum == self.maximum else None
+
+    def total(self, more: int = 0) -> Total:
+        if self.maximum is None:
+            return Total(None, None, self.reason)
+        return Total(self.minimum + more, self.maximum + more)
 
 
-def outer_value(module: Module, at: Instruction, path: tuple[int, ...] = (), depth: int = 0) -> int | None:
-    """The value of a scalar that is the same whenever it is reached, or None."""
-    if depth > 8:
-        return None
-    host = at.computation
-    while len(host.callers) == 1 and host.callers[0].opcode in ("fusion", "call"):
-        host = host.callers[0].computation
-    loops = [c for c in host.callers if c.opcode == "while"]
-    if len(host.callers) != 1 or not loops:  # the entry, or a place whose parameters have no single meaning
-        line = _Values(module, None).line(at, path)
-        return line.offset if line is not None and line.index == -1 else None
-    around = _Values(module, loops[0])
-    line = around.line(at, path)
-    if line is None:
-        return None
-    if line.index == -1:
-        return line.offset
-    if around.step(line.index) != _Line(line.index, 1, 0):
-        return None
-    outside = outer_value(module, loops[0].operands[0], (line.index,), depth + 1)
-    return None if outside is None else line.scale * outside + line.offset
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """One call. `runs`: (plan, times) of what it runs, in order of what it calls; of `alternatives` only one runs."""
+
+    at: int
+    runs: tuple[tuple[int, Total], ...]
+    alternatives: bool = False
+    trips: _Trips | None = None
 
 
-def _combine(opcode: str, left: _Line, right: _Line) -> _Line | None:
-    if opcode == "multiply":
-        if left.index != -1:
-            left, right = right, left
-        if left.index != -1:
-            return None
-        return _Line(right.index, right.scale * left.offset, right.offset * left.offset)
-    sign = -1 if opcode == "subtract" else 1
-    if left.index != -1 and right.index != -1 and left.index != right.index:
-        return None
-    index = left.index if left.index != -1 else right.index
-    line = _Line(index, left.scale + sign * right.scale, left.offset + sign * right.offset)
-    return _Line(-1, 0, line.offset) if line.scale == 0 else line
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    computation: int
+    sites: tuple[_Site, ...]
 
 
-def _literal(constant: Instruction) -> int | None:
-    literal, dtype = constant.proto.literal, constant.shape.dtype
-    if dtype in _LITERALS:
-        values = getattr(literal, _LITERALS[dtype])
-        return int(values[0]) if len(values) == 1 else None
-    if dtype in _PACKED:
-        name, size, signed = _PACKED[dtype]
-        raw = getattr(literal, name)
-        return int.from_bytes(raw, "little", signed=signed) if len(raw) == size else None
-    return None
+def _calls(at: Instruction) -> bool:
+    """Whether what an instruction calls is part of the program: not a scalar function run once per element (reduce,
+    sort, scatter, all-reduce).
+    """
+    return bool(at.called) and at.opcode in (
+        "while", "conditional", "fusion", "call", "async-start", "custom-call", "scan",
+    )  # fmt: skip
 
 
-def _comparison(values: _Values) -> tuple[str, _Line, _Line, str] | None:
-    """Direction, both sides and type of the loop's condition."""
-    assert values.loop is not None
-    at = values.loop.called[1].root
-    for _ in range(_MAX_DEPTH):
-        if at.opcode == "compare":
-            left, right = (values.line(o) for o in at.operands)
-            if left is None or right is None:
-                return None
-            return at.proto.comparison_direction, left, right, at.operands[0].shape.dtype
-        if at.opcode in ("fusion", "call"):
-            at = at.called[0].root
-        elif at.opcode in _THROUGH and at.opcode != "copy-start":
-            at = at.operands[0]
-        elif at.opcode == "parameter" and (operand := _caller_operand(at)) is not None:
-            at = operand
+class _Walk:
+    """Walks a module once; `plans` lists callees before callers."""
+
+    def __init__(self, module: Module, supplied: Mapping[str, int]) -> None:
+        self.module, self.supplied = module, supplied
+        self.loops = Loops()
+        self.plans: list[_Plan] = []
+        self.numbers: dict[_Plan, int] = {}
+        self.plain: dict[int, int] = {}  # computation -> its plan where no decision is inside
+        self.loose: dict[int, int] = {}  # computation -> its plan with nothing known of its parameters
+        self.walked = 0
+        self.sites: dict[int, list[Instruction]] = {}
+        for computation in module.computations:
+            sites = [at for at in computation.instructions if _calls(at)]
+            self.sites[computation.id] = sites
+            if all(at.opcode not in ("while", "conditional") for at in sites) and all(
+                c.id in self.plain for at in sites for c in at.called
+            ):
+                made = tuple(_Site(at.id, tuple((self.plain[c.id], _times(at)) for c in at.called)) for at in sites)
+                self.plain[computation.id] = self.number(_Plan(computation.id, made))
+        self.entry, _ = self.plan(Frame(module.entry))
+
+    def number(self, plan: _Plan) -> int:
+        if plan not in self.numbers:
+            self.numbers[plan] = len(self.plans)
+            self.plans.append(plan)
+        return self.numbers[plan]
+
+    def plan(self, frame: Frame) -> tuple[int, frozenset[Symbolic]]:
+        """The plan of a computation in a frame, and the loops whose iteration would decide what it leaves open."""
+        computation = frame.computation
+        if computation.id in self.plain:
+            return self.plain[computation.id], frozenset()
+        self.walked += 1
+        if self.walked > _WALKED:
+            return self.loosely(computation), frozenset()
+        made: list[_Site] = []
+        blocked: frozenset[Symbolic] = frozenset()
+        for at in self.sites[computation.id]:
+            site, more = self.site(frame, at)
+            made.append(site)
+            blocked |= more
+        return self.number(_Plan(computation.id, tuple(made))), blocked
+
+    def loosely(self, computation: Computation) -> int:
+        """The plan of a computation whoever calls it. Valid everywhere, and sharp nowhere."""
+        if computation.id in self.plain:
+            return self.plain[computation.id]
+        if computation.id not in self.loose:
+            frame = Frame(computation)
+            made = []
+            for at in self.sites[computation.id]:
+                inner = [self.loosely(c) for c in at.called]
+                if at.opcode == "while":
+                    trips, _ = self.trips(frame, at)
+                    made.append(_loop_site(at, [(inner[0], trips.total())], inner[1], trips))
+                else:
+                    runs = tuple((plan, _times(at)) for plan in inner)
+                    made.append(_Site(at.id, runs, at.opcode == "conditional" and len(inner) > 1))
+            self.loose[computation.id] = self.number(_Plan(computation.id, tuple(made)))
+        return self.loose[computation.id]
+
+    def site(self, frame: Frame, at: Instruction) -> tuple[_Site, frozenset[Symbolic]]:
+        if at.opcode == "while":
+            return self.loop(frame, at)
+        if at.opcode == "conditional":
+            value = self.loops.scalar(frame, at.operands[0])
+            which = branch_of(at, value)
+            blocked = lines_of(value) if which is None else frozenset()
+            runs = []
+            for number in range(len(at.called)):
+                if which in (None, number):
+                    plan, more = self.plan(frame.child(at, number, 1 + number))
+                    blocked |= more
+                else:
+                    plan = self.loosely(at.called[number])
+                runs.append((plan, ONE if which in (None, number) else ZERO))
+            return _Site(at.id, tuple(runs), which is None), blocked
+        runs, blocked = [], frozenset()
+        for number in range(len(at.called)):
+            plan, more = self.plan(frame.child(at, number) if at.opcode != "scan" else Frame(at.called[number]))
+            runs.append((plan, _times(at)))
+            blocked |= more
+        return _Site(at.id, tuple(runs)), blocked
+
+    def loop(self, frame: Frame, at: Instruction) -> tuple[_Site, frozenset[Symbolic]]:
+        trips, blocked = self.trips(frame, at)
+        state = self.loops.of_loop(frame, at)
+        body, inside = self.plan(state.body)
+        condition, more = self.plan(state.condition)
+        bodies = [(body, trips.total())]
+        if state in inside:
+            bodies = self.one_by_one(frame, at, trips.exact, body) or bodies
+        return _loop_site(at, bodies, condition, trips), (blocked | inside | more) - {state}
+
+    def one_by_one(self, frame: Frame, at: Instruction, trips: int | None, same: int) -> list[tuple[int, Total]]:
+        """The plans of the body in each iteration, with how often each occurs; [] where they cannot be told apart."""
+        if trips is None or trips > _ONE_BY_ONE or self.walked + trips > _WALKED:
+            return []
+        steps, found = self.loops.steps_of(frame, at), Counter[int]()
+        for n in range(trips):
+            plan, _ = self.plan(steps.frame(n))
+            found[plan] += 1
+            if n == 1 and set(found) == {same}:
+                return []  # something else than the counter decides
+        return [(plan, exact(times)) for plan, times in sorted(found.items())]
+
+    def trips(self, frame: Frame, at: Instruction) -> tuple[_Trips, frozenset[Symbolic]]:
+        declared = _declared(at)
+        bounds = self.loops.bounds(frame, at, follow=declared is None) or Bounds(0, None)
+        low, high = bounds.minimum, bounds.maximum
+        if declared is not None:
+            if low <= declared and (high is None or declared <= high):
+                return _Trips(declared, declared, "declared"), frozenset()
+            said = str(low) if low == high else f"{low} to {high}" if high is not None else f"at least {low}"
+            reason = f"XLA declares {declared} trips but the loop's scalars give {said}"
+            low, high = 0, None
+        elif bounds.exact is not None:
+            return _Trips(low, high, "derived"), frozenset()
         else:
-            return None
-    return None
+            reason = bounds.reason or f"the trip count of {at.name} depends on run-time values"
+        if at.name in self.supplied:
+            count = self.supplied[at.name]
+            if count < low or (high is not None and count > high):
+                most = "" if high is None else f" to {high}"
+                raise rejected(
+                    f"trips.{at.name}", count, f"the loop runs {low}{most} times by its own condition", "correct it"
+                )
+            return _Trips(count, count, "supplied"), frozenset()
+        return _Trips(low, high, "unknown" if high is None else "derived", reason), bounds.blocked
 
 
-_HOLDS = {
-    "LT": lambda d: d < 0, "LE": lambda d: d <= 0, "GT": lambda d: d > 0, "GE": lambda d: d >= 0,
-    "EQ": lambda d: d == 0, "NE": lambda d: d != 0,
-}  # fmt: skip
+def _times(at: Instruction) -> Total:
+    """Runs of what an instruction calls, per execution of it."""
+    if at.opcode != "scan":
+        return ONE
+    scanned = at.operands[: len(at.operands) - at.proto.num_carries]
+    dimension = at.proto.dimensions[0] if at.proto.dimensions else 0
+    if not scanned or dimension >= len(scanned[0].shape.dims):
+        return Total(None, None, f"{at.name} scans over nothing that has a size")
+    return exact(scanned[0].shape.dims[dimension])
 
 
-def _first_failure(direction: str, start: int, slope: int) -> int | None:
-    """The smallest n >= 0 for which `start + n slope` no longer compares as `direction` says with 0."""
-    holds = _HOLDS.get(direction)
-    if holds is None:
-        return None
-    if not holds(start):
-        return 0
-    if slope == 0:
-        return None  # holds for ever
-    if direction == "EQ":
-        return 1
-    if direction == "NE":
-        steps, rest = divmod(-start, slope)
-        return steps if rest == 0 and steps > 0 else None
-    if direction in ("GT", "GE"):
-        start, slope = -start, -slope
-    if slope < 0:
-        return None  # moves away from the bound
-    return -(start // slope) if direction in ("LT", "GT") else -start // slope + 1
-
-
-def _values_of(dtype: str) -> range:
-    """What a scalar of an integer type can be."""
-    bits = _INTEGERS[dtype]
-    return range(-(1 << (bits - 1)), 1 << (bits - 1)) if dtype.startswith("s") else range(1 << bits)
-
-
-def derive_trips(module: Module, loop: Instruction) -> int | None:
-    """The trip count of a while instruction from its scalars; None when they do not determine it."""
-    values = _Values(module, loop)
-    compared = _comparison(values)
-    if compared is None:
-        return None
-    direction, left, right, dtype = compared
-    possible = _values_of(dtype)
-    moving: dict[int, tuple[int, int, int]] = {}  # element -> first value, scale and offset of its step
-    for side in (left, right):
-        if side.index == -1 or side.index in moving:
-            continue
-        first, step = values.first(side.index), values.step(side.index)
-        if first is None or step is None or step.index not in (-1, side.index):
-            return None
-        moving[side.index] = (first, step.scale, step.offset)
-
-    def at(side: _Line, n_of: Mapping[int, int]) -> int:
-        return side.offset if side.index == -1 else side.scale * n_of[side.index] + side.offset
-
-    start = {index: first for index, (first, _, _) in moving.items()}
-    distance = at(left, start) - at(right, start)
-    if all(scale == 1 for _, scale, _ in moving.values()):
-        after = {index: first + offset for index, (first, _, offset) in moving.items()}
-        slope = at(left, after) - at(right, after) - distance
-        trips = _first_failure(direction, distance, slope)
-        if trips is None:
-            return None
-        last = {index: first + offset * trips for index, (first, _, offset) in moving.items()}
-        wraps = any(v not in possible for v in last.values())
-        return None if wraps else trips
-    holds = _HOLDS.get(direction)
-    if holds is None:
-        return None
-    now = start
-    for trip in range(_SIMULATED):
-        if not holds(at(left, now) - at(right, now)):
-            return trip
-        now = {index: moving[index][1] * value + moving[index][2] for index, value in now.items()}
-        if any(v not in possible for v in now.values()):
-            return None
-    return None
+def _loop_site(at: Instruction, bodies: Iterable[tuple[int, Total]], condition: int, trips: _Trips) -> _Site:
+    return _Site(at.id, (*bodies, (condition, trips.total(1))), trips=trips)
 
 
 def _declared(loop: Instruction) -> int | None:
@@ -343,69 +312,21 @@ def _declared(loop: Instruction) -> int | None:
     return n if isinstance(n, int) and not isinstance(n, bool) and n >= 0 else None
 
 
-def read_loops(module: Module, supplied: Mapping[str, int] | None = None) -> dict[int, Loop]:
-    """Every while loop by instruction id. `supplied`: counts by instruction name, for loops that have none."""
-    loops: dict[int, Loop] = {}
-    for at in module.walk():
-        if at.opcode != "while":
-            continue
-        declared, derived = _declared(at), derive_trips(module, at)
-        trips, source, reason = declared, "declared", ""
-        if declared is None:
-            trips, source = derived, "derived"
-        elif derived is not None and derived != declared:
-            trips, source = None, "unknown"
-            reason = f"XLA declares {declared} trips but the loop's scalars give {derived}"
-        if trips is None and not reason:
-            if supplied and at.name in supplied:
-                trips, source = supplied[at.name], "supplied"
-            else:
-                source, reason = "unknown", f"the trip count of {at.name} depends on run-time values"
-        loops[at.id] = Loop(at.name, at.computation.name, at.called[0].name, at.op_name, trips, source, reason)
-    return loops
-
-
 @dataclass(frozen=True, slots=True)
 class Executions:
-    """How often computations run per step, and sums over the program weighted by it."""
+    """How often everything runs per step: `loops` and `conditionals` by instruction id, and sums weighted by it."""
 
     module: Module
     loops: Mapping[int, Loop]
-
-    def _calls(self, at: Instruction) -> list[tuple[Computation, Total]]:
-        """(computation, times per execution of `at`) for plain calls; branches are handled by the callers of this."""
-        if at.opcode == "while":
-            loop = self.loops[at.id]
-            body, condition = at.called
-            if loop.trips is None:
-                unknown = Total(None, None, loop.reason)
-                return [(body, unknown), (condition, unknown)]
-            return [(body, exact(loop.trips)), (condition, exact(loop.trips + 1))]
-        if at.opcode in DONE:
-            return []
-        if at.opcode in ("fusion", "call", "async-start", "custom-call"):
-            return [(c, ONE) for c in at.called]
-        # reduce, sort, scatter, all-reduce: a scalar function, run once per element
-        return []
+    conditionals: Mapping[int, Conditional]
+    _plans: tuple[_Plan, ...] = field(repr=False)
+    _entry: int = field(repr=False)
 
     def counts(self) -> dict[int, Total]:
         """Executions of each computation by id; (0, 0) when nothing reaches it."""
         counts = {c.id: ZERO for c in self.module.computations}
-        counts[self.module.entry.id] = ONE
-        for computation in reversed(self.module.computations):
-            times = counts[computation.id]
-            if times == ZERO:
-                continue
-            for at in computation.instructions:
-                if not at.called:
-                    continue
-                if at.opcode == "conditional":
-                    for branch in at.called:
-                        maybe = times.times(Total(0, 1) if len(at.called) > 1 else ONE)
-                        counts[branch.id] = counts[branch.id] + maybe
-                    continue
-                for callee, n in self._calls(at):
-                    counts[callee.id] = counts[callee.id] + times.times(n)
+        for plan, times in _times_of(self._plans, self._entry):
+            counts[plan.computation] = counts[plan.computation] + times
         return counts
 
     def totals(self, own: Mapping[int, Mapping[K, int]]) -> dict[K, Total]:
@@ -414,27 +335,123 @@ class Executions:
         A conditional contributes the interval over its branches, not their sum; an uncounted loop makes the keys inside
         it unknown and leaves the others alone.
         """
-        done: dict[int, dict[K, Total]] = {}
-        for computation in self.module.computations:
-            result: dict[K, Total] = {}
-            for at in computation.instructions:
-                mine = own.get(at.id)
-                if mine:
-                    for key, once in mine.items():
-                        result[key] = result.get(key, ZERO) + exact(once)
-                if not at.called:
+        return self._sums(own)[self._entry]
+
+    def per_trip(self, own: Mapping[int, Mapping[K, int]]) -> dict[int, dict[K, Total]]:
+        """The same sum for one trip of each loop, by instruction id; an interval where trips differ."""
+        sums = self._sums(own)
+        found: dict[int, dict[K, Total]] = {}
+        for plan, times in _times_of(self._plans, self._entry):
+            for site in plan.sites if times != ZERO else ():
+                if site.trips is None:
                     continue
-                if at.opcode == "conditional":
-                    branches = [done[b.id] for b in at.called]
-                    for key in {k for b in branches for k in b}:
-                        alternatives = [b.get(key, ZERO) for b in branches]
-                        union = alternatives[0]
-                        for other in alternatives[1:]:
-                            union = union.either(other)
-                        result[key] = result.get(key, ZERO) + union
+                bodies = [sums[number] for number, _ in site.runs[:-1]]
+                before = found.get(site.at)
+                found[site.at] = _union([*([] if before is None else [before]), *bodies])
+        return found
+
+    def _sums(self, own: Mapping[int, Mapping[K, int]]) -> list[dict[K, Total]]:
+        """Sums over one execution of each plan."""
+        bare: dict[int, dict[K, int]] = {}
+        for number, amounts in own.items():
+            mine = bare.setdefault(self.module.instructions[number].computation.id, {})
+            for key, amount in amounts.items():
+                mine[key] = mine.get(key, 0) + amount
+        sums: list[dict[K, Total]] = []
+        for plan in self._plans:
+            result = {key: exact(amount) for key, amount in bare.get(plan.computation, {}).items()}
+            for site in plan.sites:
+                if site.alternatives:
+                    for key, total in _union([sums[number] for number, _ in site.runs]).items():
+                        result[key] = result.get(key, ZERO) + total
                     continue
-                for callee, times in self._calls(at):
-                    for key, amount in done[callee.id].items():
-                        result[key] = result.get(key, ZERO) + amount.times(times)
-            done[computation.id] = result
-        return done[self.module.entry.id]
+                for number, times in site.runs:
+                    for key, total in sums[number].items() if times != ZERO else ():
+                        result[key] = result.get(key, ZERO) + total.times(times)
+            sums.append(result)
+        return sums
+
+
+def _union(alternatives: list[dict[K, Total]]) -> dict[K, Total]:
+    """The interval over alternatives, key by key; a key that one of them lacks may be nothing."""
+    keys = dict.fromkeys(key for found in alternatives for key in found)
+    return {key: reduce(Total.either, [found.get(key, ZERO) for found in alternatives]) for key in keys}
+
+
+def _times_of(plans: Iterable[_Plan], entry: int) -> Iterator[tuple[_Plan, Total]]:
+    """Each plan with its executions per step, callers first."""
+    listed = list(plans)
+    times = [ZERO] * len(listed)
+    times[entry] = ONE
+    for number in range(len(listed) - 1, -1, -1):
+        if times[number] == ZERO:
+            continue
+        for site in listed[number].sites:
+            for callee, once in site.runs:
+                maybe = Total(0, 1) if site.alternatives else once
+                times[callee] = times[callee] + times[number].times(maybe)
+        yield listed[number], times[number]
+
+
+def read_executions(module: Module, supplied: Mapping[str, int] | None = None) -> Executions:
+    """Walk a module. `supplied`: trip counts by instruction name, for loops whose count the program does not fix.
+
+    Raises:
+        RejectedError: a supplied count contradicts the loop's own condition, or its name is no loop's.
+    """
+    names = {at.name for at in module.walk() if at.opcode == "while"}
+    for name, count in (supplied or {}).items():
+        if name not in names:
+            some = ", ".join(sorted(names)[:8]) or "none"
+            raise rejected(f"trips.{name}", count, "names no loop of the module", f"its loops are {some}")
+    walk = _Walk(module, supplied or {})
+    runs: dict[int, list[tuple[_Site, Total]]] = {}
+    for plan, times in _times_of(walk.plans, walk.entry):
+        for site in plan.sites:
+            runs.setdefault(site.at, []).append((site, times))
+    loops: dict[int, Loop] = {}
+    conditionals: dict[int, Conditional] = {}
+    for at in module.walk():
+        if at.opcode == "while":
+            loops[at.id] = _loop(module, at, runs.get(at.id, []))
+        elif at.opcode == "conditional":
+            conditionals[at.id] = _conditional(module, at, runs.get(at.id, []))
+    return Executions(module, loops, conditionals, tuple(walk.plans), walk.entry)
+
+
+def _loop(module: Module, at: Instruction, runs: list[tuple[_Site, Total]]) -> Loop:
+    entries = sum((times for _, times in runs), ZERO)
+    total, found = ZERO, set[_Trips]()
+    for site, times in runs:
+        assert site.trips is not None
+        total = total + times.times(site.trips.total())
+        found.add(site.trips)
+    line, size = module.source(at), at.shape.bytes
+    if not found:
+        return Loop(
+            at.name, at.computation.name, at.called[0].name, at.op_name, 0, "unreached", "nothing runs it", 0, 0,
+            entries=ZERO, state_bytes=size, line=line,
+        )  # fmt: skip
+    low = min(trips.minimum for trips in found)
+    ends = [trips.maximum for trips in found]
+    high = None if None in ends else max(end for end in ends if end is not None)
+    trips = high if low == high else None
+    varies = trips is None and all(one.exact is not None for one in found)
+    unsure = [one for one in found if one.exact is None]
+    source = unsure[0].source if unsure else min(one.source for one in found)
+    reason = unsure[0].reason if unsure else f"{low} to {high} trips, by the loop around it" if varies else ""
+    return Loop(
+        at.name, at.computation.name, at.called[0].name, at.op_name, trips, source, reason, low, high, varies, entries,
+        total, size, line,
+    )  # fmt: skip
+
+
+def _conditional(module: Module, at: Instruction, runs: list[tuple[_Site, Total]]) -> Conditional:
+    executions = [ZERO] * len(at.called)
+    for site, times in runs:
+        for number, (_, once) in enumerate(site.runs):
+            executions[number] = executions[number] + times.times(Total(0, 1) if site.alternatives else once)
+    return Conditional(
+        at.name, at.computation.name, at.op_name, tuple(c.name for c in at.called), tuple(executions),
+        not any(site.alternatives for site, _ in runs), module.source(at),
+    )  # fmt: skip

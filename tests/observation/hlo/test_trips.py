@@ -7,6 +7,7 @@ import pytest
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import Total, read_hlo
 from jaxcost.observation.hlo.schema import message
+from jaxcost.observation.hlo.trips import exact
 from tests.observation.hlo.building import Program, array, dot, dump, loop
 
 WEIGHTS, X = array(12, 64, 64), array(8, 64)
@@ -176,7 +177,8 @@ def little(value: int, size: int) -> bytes:
         ("s64", 2**63 - 3, 2**63 - 1, "LE", "add", 1, None), ("u64", 2**64 - 3, 2**64 - 1, "LE", "add", 1, None),
         ("u8", 1, 0, "GE", "subtract", 1, None), ("u8", 1, 200, "LT", "multiply", 2, None),
         ("s8", 1, 100, "LT", "multiply", 2, None), ("u32", 1, 3_000_000_000, "LT", "multiply", 2, None),
-        ("s32", -1, -2_000_000_000, "GT", "multiply", 3, None),
+        # Integers wrap around at their width, so it ends later than it would without a width.
+        ("s32", -1, -2_000_000_000, "GT", "multiply", 3, 27),
     ],
 )  # fmt: skip
 def test_a_counter_counts_within_its_type(dtype, start, bound, direction, opcode, by, trips):
@@ -239,7 +241,11 @@ def within_a_loop(start: str, *, called: bool) -> Program:
 def test_a_loop_within_a_loop_counts_where_it_starts_alike_each_time(start, trips, called):
     reading = read_hlo(within_a_loop(start, called=called).bytes(), platform="tpu")
     assert {loop.instruction: loop.trips for loop in reading.loops} == {"inner": trips, "outer": 4}
-    assert reading.flops.value == (None if trips is None else 4 * trips * 2 * 2 * 3 * 4)
+    in_all = 10 + 9 + 8 + 7 if trips is None else 4 * trips  # from 0, 1, 2 and 3 up to 10
+    assert reading.flops.value == in_all * 2 * 2 * 3 * 4
+    inner = next(loop for loop in reading.loops if loop.instruction == "inner")
+    assert (inner.entries, inner.total, inner.varies) == (exact(4), exact(in_all), trips is None)
+    assert not reading.unknowns
 
 
 def test_a_comparison_handed_through_a_call_is_found():
