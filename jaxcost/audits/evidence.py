@@ -67,8 +67,9 @@ def gather(
     if target is not None and (islands := max(target.node_count, target.slice_count)) > 1:
         per_island = target.device_count // islands
     reading, graph = read_graph(
-        program.hlo, platform=program.platform, mesh=axes or None, trips=trips, devices_per_node=per_island
-    )
+        program.hlo, platform=program.platform, mesh=axes or None, trips=trips, devices_per_node=per_island,
+        general=True,
+    )  # fmt: skip
     return Evidence(program, reading, graph, axes)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxcost.observation.hlo.flow import Flow, Reach, Slot, Value
 from jaxcost.observation.hlo.module import Instruction, Module
@@ -77,7 +78,17 @@ def _owner(path: str) -> str:
 
 
 class Classes:
-    """Classifies the values of one module."""
+    """Classifies the values of one module of the reference network."""
+
+    names: ClassVar[tuple[str, ...]] = CLASSES
+    constant = Kind(WORKSPACE, "a constant of the program")
+    border = Kind(BORDER, "a result of the program")
+    unknown = Kind(WORKSPACE, "made by no instruction of the module", sure=False)
+
+    @staticmethod
+    def argument(path: str) -> Kind:
+        """The class of an argument of the program."""
+        return argument_kind(path)
 
     def __init__(self, module: Module, places: Places) -> None:
         self.module, self.places, self.flow = module, places, Flow(module)
@@ -319,7 +330,7 @@ class Classes:
 
     def _whole_copy(self, value: Value, size: int) -> Kind | None:
         """The class of the loop's stack that a value is the whole of, in another layout or type."""
-        at: Instruction | None = next(_into(value), None)
+        at: Instruction | None = next(made_inside(value), None)
         while at is not None and not at.shape.is_tuple and at.shape.size == size:
             if at.opcode == "get-tuple-element" and at.operands[0].opcode in ("while", "parameter"):
                 for slot in self.flow.reach(Value(at.operands[0], (at.proto.tuple_index,))).slots[:1]:
@@ -331,7 +342,7 @@ class Classes:
 
     def _filled(self, value: Value, size: int, reach: Reach) -> Kind | None:
         """The class of what is written into memory that starts empty: zeros, or a buffer without content."""
-        source = next((source_of(at) for at in _into(value)), None)
+        source = next((source_of(at) for at in made_inside(value)), None)
         empty = source is not None and (
             (source.opcode == "custom-call" and source.proto.custom_call_target in _EMPTY)
             or (source.opcode == "broadcast" and source_of(source.operands[0]).opcode == "constant")
@@ -408,7 +419,7 @@ class Classes:
     def _reached(self, value: Value) -> Iterator[Instruction]:
         """The products whose results, moved and summed, a value is."""
         seen: set[int] = set()
-        stack = list(_into(value))
+        stack = list(made_inside(value))
         while stack and len(seen) < _MAX_NODES:
             at = stack.pop()
             if at.id in seen:
@@ -417,7 +428,7 @@ class Classes:
             if at.opcode in _CONTRACTIONS or (at.opcode == "custom-call" and len(at.operands) >= 2):
                 yield at
             elif at.opcode in _COMBINING:
-                stack += [inner for o in at.operands for inner in _into(Value(o))]
+                stack += [inner for o in at.operands for inner in made_inside(Value(o))]
             else:
                 before = self.flow.behind(at)
                 if before is not None:
@@ -427,7 +438,7 @@ class Classes:
         """The argument that a value is a copy of: moved, cast, cut, gathered, or put together again from pieces."""
         if index or at.shape.is_tuple:
             found: Instruction | None = None
-            for inner in _into(Value(at, index)):
+            for inner in made_inside(Value(at, index)):
                 if inner is not at:
                     found = self.copied(inner)
             return found
@@ -477,7 +488,7 @@ class Classes:
         return found
 
 
-def _into(value: Value) -> Iterator[Instruction]:
+def made_inside(value: Value) -> Iterator[Instruction]:
     """The instruction inside a frame that makes a value."""
     at, index = value
     for _ in range(8):

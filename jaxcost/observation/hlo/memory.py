@@ -16,12 +16,13 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxcost.observation.hlo.classes import BORDER, CLASSES, WORKSPACE, Classes, Kind, argument_kind
+from jaxcost.observation.hlo.classes import Classes, Kind
 from jaxcost.observation.hlo.heap import Fullest, Held, fullest
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.origins import Places
+from jaxcost.observation.hlo.purposes import Purposes
 from jaxcost.observation.hlo.rematerialisation import believed_bytes, border_bytes
-from jaxcost.observation.hlo.schema import Proto, rejected, unknown_fields
+from jaxcost.observation.hlo.schema import Proto, rejected
 from jaxcost.observation.hlo.scope import Place
 from jaxcost.observation.hlo.shapes import Shape
 from jaxcost.observation.hlo.timeline import Parts, Point, Shown, Step, Timeline, chosen, read_steps, snapshots
@@ -143,8 +144,9 @@ def _alias_bytes(module: Module) -> int:
 
 
 class _Reader:
-    def __init__(self, module: Module, assignment: Proto, places: Places) -> None:
-        self.module, self.places, self.classes = module, places, Classes(module, places)
+    def __init__(self, module: Module, assignment: Proto, places: Places, *, general: bool) -> None:
+        self.module, self.places = module, places
+        self.classes = Purposes(module, places) if general else Classes(module, places)
         self.assignment = assignment
         self.buffers = {b.id: b for b in assignment.logical_buffers}
         for buffer in assignment.logical_buffers:
@@ -169,7 +171,7 @@ class _Reader:
         buffer = self.buffers[buffer_id]
         made = self.module.instructions.get(buffer.defined_at.instruction_id)
         if made is None:
-            return Kind(WORKSPACE, "made by no instruction of the module", sure=False)
+            return self.classes.unknown
         return self.classes.temporary(made, tuple(buffer.defined_at.shape_index))
 
     def _row(
@@ -211,18 +213,18 @@ class _Reader:
             if kind == "temporary" or allocation.color != 0 or allocation.is_thread_local:
                 continue
             at, shape = None, None
-            of = Kind(WORKSPACE, "a constant of the program")
+            of = self.classes.constant
             if kind == "parameter":
                 at = self.module.entry.parameters.get(allocation.parameter_number)
                 shape = at.shape.at(tuple(allocation.parameter_shape_index)) if at else None
-                of = argument_kind(at.op_name if at else "")
+                of = self.classes.argument(at.op_name if at else "")
             elif allocation.assigned:
                 buffer = self.buffers.get(self._main(allocation))
                 at, shape = self.defined_by(buffer) if buffer is not None else (None, None)
                 if kind == "output" and at is not None and buffer is not None:
                     of = self.classes.result(at, tuple(buffer.defined_at.shape_index))
             if kind == "output" and at is None:
-                of = Kind(BORDER, "a result of the program")
+                of = self.classes.border
             found.append(self._row(at, shape, allocation.size, kind, of, None, 1, "", None))
         return found
 
@@ -243,7 +245,7 @@ class _Reader:
 
     def by_class(self, resident: list[LiveBuffer], live: Iterable[Held]) -> dict[str, int]:
         """Bytes in use by class; every class is named."""
-        sums = dict.fromkeys(CLASSES, 0)
+        sums = dict.fromkeys(self.classes.names, 0)
         for row in resident:
             sums[row.class_] += row.bytes
         for held in live:
@@ -278,7 +280,7 @@ class _Reader:
                 p.computation,
                 p.scope,
                 p.phase,
-                {**dict.fromkeys(CLASSES, 0), **p.by_class},
+                {**dict.fromkeys(self.classes.names, 0), **p.by_class},
             )
             for name, p in best.items()
         )
@@ -325,9 +327,12 @@ def _kind(allocation: Proto) -> str:
     return "output" if allocation.maybe_live_out else "temporary"
 
 
-def read_memory(module: Module, assignment: Proto | None, places: Places, platform: str) -> tuple[Memory, list[str]]:
+def read_memory(
+    module: Module, assignment: Proto | None, places: Places, platform: str, *, general: bool = False
+) -> tuple[Memory, list[str]]:
     """Memory of one device, and notes on fields this reader does not know. Without a buffer assignment only the sizes
-    that follow from the program's signature are given.
+    that follow from the program's signature are given. `general`: buffers are classed as those of a program of any
+    author (`purposes`) and not as the reference network's (`classes`).
     """
     shapes = [p.shape for p in module.entry.parameters.values()]
     believed, border = believed_bytes(module) if platform == "cuda" else None, border_bytes(module)
@@ -358,12 +363,10 @@ def read_memory(module: Module, assignment: Proto | None, places: Places, platfo
             absent,
         )
         return memory, []
-    notes = unknown_fields(assignment)
     for allocation in assignment.buffer_allocations:
         if allocation.size < 0:
             raise rejected("hlo.buffer_allocations", allocation.size, "a size is 0 or more", _REMEDY)
-        notes += unknown_fields(allocation)
-    reader = _Reader(module, assignment, places)
+    reader = _Reader(module, assignment, places, general=general)
     sums = {"parameter": 0, "output": 0, "constant": 0, "temporary": 0}
     for allocation in assignment.buffer_allocations:
         if allocation.color == 0 and not allocation.is_thread_local:
@@ -384,7 +387,7 @@ def read_memory(module: Module, assignment: Proto | None, places: Places, platfo
             all_spaces_peak_bytes=None, peak_instruction="", by_class_at_peak=None, unclassified_bytes=None, live=(),
             moments=(), timeline=None, believed_bytes=believed, border_bytes=border, reasons=dict.fromkeys(names, why),
         )  # fmt: skip
-        return memory, sorted({f"field {n}" for n in notes})
+        return memory, []
     # XLA does not say which allocation a trace belongs to (its index is stale on CPU and CUDA): take the fullest.
     peak, of = Fullest(0, -1, "", ()), None
     for trace in traces:
@@ -405,7 +408,7 @@ def read_memory(module: Module, assignment: Proto | None, places: Places, platfo
         unclassified_bytes=sum(b.bytes for b in live if not b.sure), live=tuple(live), moments=over_time.moments,
         timeline=over_time.timeline, believed_bytes=believed, border_bytes=border, reasons=reasons,
     )  # fmt: skip
-    return memory, sorted({f"field {n}" for n in notes})
+    return memory, []
 
 
 def _born(steps: list[Step], event: int) -> int:

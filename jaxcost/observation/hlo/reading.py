@@ -148,8 +148,12 @@ def read_graph(
     scopes: frozenset[str] | None = None,
     trips: Mapping[str, int] | None = None,
     devices_per_node: int | None = None,
+    general: bool = False,
 ) -> tuple[HloReading, Graph]:
-    """The reading and the graph it was read from; arguments and errors are those of `read_hlo`."""
+    """The reading and the graph it was read from; arguments and errors are those of `read_hlo`.
+
+    `general`: buffers are classed as those of a program of any author (`purposes`).
+    """
     if platform not in get_args(Platform):
         raise rejected(
             "platform", platform, f"must be one of {', '.join(get_args(Platform))}", "give the target's platform"
@@ -160,7 +164,7 @@ def read_graph(
     try:
         return _read(
             bytes(hlo_bytes), platform, mesh, scopes_kept=scope_parts(scopes), trips=trips,
-            devices_per_node=devices_per_node,
+            devices_per_node=devices_per_node, general=general,
         )  # fmt: skip
     except (LookupError, ValueError, ArithmeticError, RecursionError) as error:
         # Damage that every structural check let through still shows as an impossible index or size further on.
@@ -174,7 +178,7 @@ def read_graph(
 
 def _read(
     data: bytes, platform: str, mesh: Mapping[str, int] | None, *, scopes_kept: frozenset[str] | None,
-    trips: Mapping[str, int] | None, devices_per_node: int | None,
+    trips: Mapping[str, int] | None, devices_per_node: int | None, general: bool,
 ) -> tuple[HloReading, Graph]:  # fmt: skip
     module_proto, assignment = parse(data)
     module = read_module(module_proto)
@@ -182,7 +186,7 @@ def _read(
     loops = executions.loops
     places = Places(scopes_kept)
     contractions, notes = read_contractions(module, executions, places, platform)
-    memory, memory_notes = read_memory(module, assignment, places, platform)
+    memory, memory_notes = read_memory(module, assignment, places, platform, general=general)
     traffic = read_traffic(module, executions, places)
     collectives = read_collectives(module, executions, places, mesh, devices_per_node)
     unknowns = [
