@@ -9,18 +9,18 @@ never as zero.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
 from jaxcost.observation.hlo.convolution import ConvolutionCount, count_convolution
+from jaxcost.observation.hlo.kernels import declared_by
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 from jaxcost.observation.hlo.origins import Places, argument_of, behind, source_of
 from jaxcost.observation.hlo.schema import Proto, rejected
-from jaxcost.observation.hlo.scope import Place, common_scope, names_of, primitive_of, split_path
+from jaxcost.observation.hlo.scope import Place, common_scope, primitive_of
 from jaxcost.observation.hlo.trips import ZERO, Executions, Total, exact
 
 _GEMM = ("__cublas$lt$matmul", "__cublas$gemm")
@@ -29,8 +29,7 @@ _CUDNN_CONV = {
     "__cudnn$convBiasActivationForward": "forward", "__cudnn$convBackwardInput": "input",
     "__cudnn$convBackwardFilter": "filter",
 }  # fmt: skip
-_PALLAS = "tpu_custom_call"
-_OPAQUE_OPCODES = frozenset(["ragged-dot", "cholesky", "triangular-solve", "fft", "scan"])
+_OPAQUE_OPCODES = frozenset(["ragged-dot", "cholesky", "triangular-solve", "fft"])
 _LOOK_THROUGH = frozenset("bitcast copy convert reshape transpose".split())
 _CONCATENATE = frozenset(["concatenate"])
 _SLICE = frozenset(["slice"])
@@ -488,57 +487,13 @@ class _Reader:
         target = at.proto.custom_call_target if at.opcode == "custom-call" else at.opcode
         return Opaque(
             at.id, at.name, at.computation.name, target, op_name, where.scope, where.phase,
-            tuple(str(o.shape) for o in at.operands), str(at.shape), self.counts[at.computation.id], _declared(at),
+            tuple(str(o.shape) for o in at.operands), str(at.shape), self.counts[at.computation.id], declared_by(at),
         )  # fmt: skip
-
-
-def _declared(at: Instruction) -> dict[str, Any]:
-    """What a kernel says about itself: a cost estimate, a fused attention's score shape."""
-    config = at.backend_config()
-    found: dict[str, Any] = {}
-    custom = config.get("custom_call_config")
-    estimate = custom.get("cost_estimate") if isinstance(custom, dict) else None
-    for key in ("flops", "transcendentals", "bytes_accessed"):
-        value = estimate.get(key) if isinstance(estimate, dict) else None
-        if str(value).isdecimal():
-            found[key] = int(str(value))
-    attention = config.get("cudnn_fmha_backend_config")
-    if isinstance(attention, dict):
-        shape = attention.get("intermediate_tensor_shape")
-        sizes = shape.get("dimensions") if isinstance(shape, dict) else None
-        if isinstance(sizes, list) and all(str(s).isdecimal() for s in sizes):
-            found["scores_shape"] = [int(s) for s in sizes]
-        if isinstance(attention.get("mask_type"), str):
-            found["mask_type"] = attention["mask_type"]
-    if at.proto.custom_call_target == _PALLAS:
-        found |= _pallas(at)
-    return found
-
-
-def _pallas(at: Instruction) -> dict[str, Any]:
-    """The name of a Pallas kernel, which is the scope around its call, and the block sizes it was built with."""
-    found: dict[str, Any] = {}
-    path = split_path(names_of(at.op_name)[0])
-    if len(path) > 1 and path[-1] == "pallas_call":
-        found["kernel"] = path[-2]
-    attributes = {entry.key: entry.value for entry in at.proto.frontend_attributes.map}
-    outer = _json(attributes.get("kernel_metadata", ""))
-    inner = _json(outer.get("xprof_metadata", ""))
-    found["metadata"] = {str(key): value for key, value in inner.items() if isinstance(value, int)}
-    return found
 
 
 def _words(path: str) -> list[str]:
     """The names in the path of an argument: `parameters.groups[0].attn.qkv.weight` has six."""
     return "".join(c if c.isalnum() or c == "_" else " " for c in path).split()
-
-
-def _json(text: object) -> dict[str, Any]:
-    try:
-        value = json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def read_contractions(

@@ -8,9 +8,10 @@ a trip count, an opaque kernel) there is no total, and `minimum` is what is cert
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jaxcost.observation.hlo.amounts import Amount, Key, Sums
 from jaxcost.observation.hlo.contractions import Contraction, Opaque, placed
 from jaxcost.observation.hlo.kernels import Kind, Work, host_transfer, work_of
 from jaxcost.observation.hlo.module import Computation, Instruction
@@ -22,7 +23,6 @@ from jaxcost.observation.hlo.trips import ZERO, Total, exact
 
 CLASSES = ("contraction", "convolution", "linear_algebra", "kernel")
 _SELECT, _BROADCAST = frozenset(["select"]), frozenset(["broadcast"])
-_INTERVAL = "an interval: branches of a conditional, or a loop whose trips are only bounded"
 _PRECISIONS = ("DEFAULT", "HIGH", "HIGHEST")
 # Multiplications of narrower numbers that one product in single precision becomes, by PrecisionConfig.Algorithm.
 _ALGORITHMS = {
@@ -32,22 +32,6 @@ _ALGORITHMS = {
     13: ("BF16_BF16_F32_X9", 9),
 }  # fmt: skip
 _TPU_PASSES = {"DEFAULT": 1, "HIGH": 3, "HIGHEST": 6}
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """FLOPs in [minimum, maximum]. `maximum` is None, with a reason, while something in it is unknown; `minimum` is
-    then what is certainly executed.
-    """
-
-    minimum: int
-    maximum: int | None
-    reason: str = ""
-
-    @property
-    def value(self) -> int | None:
-        """The exact number, or None."""
-        return self.minimum if self.minimum == self.maximum else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +152,11 @@ def count_flops(reading: HloReading, graph: Graph) -> FlopCount:
         places[row.id] = placed(row)
     own = {row.id: _keys(row, places.get(row.id) or [(row.scope, row.flops)]) for row in rows}
     unknowns += _loops(graph, {row.id for row in rows} | {row.id for row in reading.contractions.opaque})
-    sums = _Sums(graph, own, [unknown for unknown in unknowns if unknown.voids])
-    products = _Sums(graph, {row.id: {("total",): row.flops} for row in reading.contractions.strength_reduced}, [])
+    sums = Sums(graph.module, graph.executions, own, _reasons(unknowns))
+    reduced: dict[int, dict[Key, int]] = {
+        row.id: {("total",): row.flops} for row in reading.contractions.strength_reduced
+    }
+    products = Sums(graph.module, graph.executions, reduced)
     return FlopCount(
         amount=sums[("total",)],
         by_phase={key[1]: sums[key] for key in sums.named("phase")},
@@ -337,8 +324,6 @@ def _callees(computation: Computation) -> Iterable[Computation]:
 
 # The sums -------------------------------------------------------------------------------------------------------------
 
-Key = tuple[str, ...]
-
 
 def _keys(row: FlopRow, places: Iterable[tuple[str, int]]) -> dict[Key, int]:
     keys: dict[Key, int] = {
@@ -352,43 +337,16 @@ def _keys(row: FlopRow, places: Iterable[tuple[str, int]]) -> dict[Key, int]:
     return keys
 
 
-class _Sums:
-    """Sums over the program by key, and what remains certain of those that are unknown."""
-
-    def __init__(self, graph: Graph, own: Mapping[int, Mapping[Key, int]], unknowns: Iterable[Unknown]) -> None:
-        self.whole: dict[Key, Total] = graph.executions.totals(own)
-        self.certain: dict[Key, int] = {}
-        if any(total.minimum is None for total in self.whole.values()):
-            counts = graph.executions.counts()
-            for number, amounts in own.items():
-                times = counts[graph.module.instructions[number].computation.id].minimum or 0
-                for key, flops in amounts.items():
-                    self.certain[key] = self.certain.get(key, 0) + times * flops
-        self.reasons: dict[Key, list[str]] = {}
-        for unknown in unknowns:
-            if unknown.kind == "loop":
-                continue  # what it holds is unknown by itself
-            text = f"{unknown.name} ({unknown.target}): {unknown.reason}"
-            kind = unknown.kind if unknown.kind in CLASSES else "kernel"
-            for key in (
-                ("total",), ("active",), ("phase", unknown.phase), ("class", kind), ("scope", unknown.scope),
-                ("place", unknown.scope, unknown.phase),
-            ):  # fmt: skip
-                self.reasons.setdefault(key, []).append(text)
-
-    def named(self, first: str) -> list[Key]:
-        """All keys of a kind, those of unknowns too, sorted."""
-        return sorted(key for key in {*self.whole, *self.reasons} if key[0] == first)
-
-    def __getitem__(self, key: Key) -> Amount:
-        whole = self.whole.get(key, ZERO)
-        reasons = list(self.reasons.get(key, ()))
-        if whole.minimum is None:
-            return Amount(self.certain.get(key, 0), None, _one_line([whole.reason, *reasons]))
-        if reasons:
-            return Amount(whole.minimum, None, _one_line(reasons))
-        return Amount(whole.minimum, whole.maximum, "" if whole.value is not None else _INTERVAL)
-
-
-def _one_line(reasons: list[str]) -> str:
-    return reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else "")
+def _reasons(unknowns: Iterable[Unknown]) -> dict[Key, list[str]]:
+    """Why sums are unknown, by key. An uncounted loop is left out: what it holds is unknown by itself."""
+    reasons: dict[Key, list[str]] = {}
+    for unknown in unknowns:
+        if unknown.kind == "loop" or not unknown.voids:
+            continue
+        kind = unknown.kind if unknown.kind in CLASSES else "kernel"
+        for key in (
+            ("total",), ("active",), ("phase", unknown.phase), ("class", kind), ("scope", unknown.scope),
+            ("place", unknown.scope, unknown.phase),
+        ):  # fmt: skip
+            reasons.setdefault(key, []).append(f"{unknown.name} ({unknown.target}): {unknown.reason}")
+    return reasons

@@ -11,16 +11,18 @@ values, probabilities, queries and keys), each over the full square of scores: a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isqrt, prod
-from typing import Literal
+from typing import Any, Literal
 
 from jaxcost.observation.hlo.linalg import count_routine
 from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 from jaxcost.observation.hlo.schema import Proto
+from jaxcost.observation.hlo.scope import names_of, split_path
 
 Basis = Literal["shape", "convention", "declared", "unknown"]
 Kind = Literal["contraction", "convolution", "linear_algebra", "kernel", "host", "opcode", "loop"]
@@ -41,8 +43,8 @@ _ATTENTION = "__cudnn$fmha"
 _GROUPED = ("__cublas$lt$groupedMatmul", "__cublas$groupedMatmul")
 _SCALED = ("__cudnn$blockScaledDot", "__op$block_scaled_dot")
 _ONEDNN = "__onednn$matmul"
+_PALLAS = "tpu_custom_call"
 _METADATA = "ragged-dot-metadata"  # XLA's own name for the kernel that turns group sizes into offsets
-_OPCODES = frozenset(["cholesky", "triangular-solve", "fft"])
 _NAME = re.compile(rb'\bname\s*=\s*"([^"]{1,200})"')
 
 
@@ -63,11 +65,6 @@ class Work:
     detail: str = ""
 
 
-def is_call(at: Instruction) -> bool:
-    """Whether an instruction is one whose inside the module does not show."""
-    return at.opcode == "custom-call" or at.opcode in _OPCODES or at.opcode in ("ragged-dot", "scan")
-
-
 def work_of(at: Instruction) -> Work | None:
     """What a library call or kernel costs; None for calls that only move, mark, compare or draw random bits.
 
@@ -81,7 +78,7 @@ def work_of(at: Instruction) -> Work | None:
     if at.opcode == "ragged-dot":
         return _ragged(at, at.proto.ragged_dot_dimension_numbers)
     if at.opcode != "custom-call":
-        return Work("kernel", "unknown", "", None, f"{at.opcode} runs a function along an axis, which is not counted")
+        return None
     target: str = at.proto.custom_call_target
     if target in HARMLESS_TARGETS or target in ELEMENTWISE_TARGETS:
         return None
@@ -92,11 +89,7 @@ def work_of(at: Instruction) -> Work | None:
             found = read(at)
             if found is not None:
                 return found
-    return _declared(at)
-
-
-def _opaque(at: Instruction, why: str) -> Work:
-    return Work("kernel", "unknown", "", None, why, detail=_kernel_name(at))
+    return _kernel(at)
 
 
 def _kernel_name(at: Instruction) -> str:
@@ -104,29 +97,23 @@ def _kernel_name(at: Instruction) -> str:
     return match[1].decode("utf-8", "replace") if match else ""
 
 
-def _declared(at: Instruction) -> Work:
+def _kernel(at: Instruction) -> Work:
     """A kernel that says what it costs, or one that says nothing."""
     if at.op_name == _METADATA and all(leaf.dtype in ("s32", "u32") for leaf in at.shape.leaves()):
         return Work("kernel", "shape", "offsets of the groups of a ragged product: integers alone", 0)
-    custom = at.backend_config().get("custom_call_config")
-    estimate = custom.get("cost_estimate") if isinstance(custom, dict) else None
-    flops = estimate.get("flops") if isinstance(estimate, dict) else None
-    if str(flops).isdecimal():
-        return Work("kernel", "declared", "the kernel's own cost estimate", int(str(flops)), detail=_kernel_name(at))
-    if isinstance(flops, str | int):
-        return _opaque(at, f"the kernel's cost estimate says {str(flops)[:40]} FLOPs, which is no count")
-    return _opaque(at, "a kernel that declares no cost: its inside is not in the module")
+    said = declared_by(at)
+    name = str(said.get("kernel") or _kernel_name(at))
+    if "flops" in said:
+        return Work("kernel", "declared", "the kernel's own cost estimate", said["flops"], detail=name)
+    why = "a kernel that declares no cost: its inside is not in the module"
+    return Work("kernel", "unknown", "", None, why, detail=name)
 
 
 def _attention(at: Instruction) -> Work | None:
     config = at.backend_config().get("cudnn_fmha_backend_config")
-    shape = config.get("intermediate_tensor_shape") if isinstance(config, dict) else None
-    sizes = shape.get("dimensions") if isinstance(shape, dict) else None
-    if not isinstance(config, dict) or not isinstance(sizes, list) or len(sizes) < 2:
+    scores = _scores(config) if isinstance(config, dict) else None
+    if not isinstance(config, dict) or not scores or len(scores) < 2:
         return None
-    if not all(str(size).isdecimal() for size in sizes):
-        return None
-    scores = [int(str(size)) for size in sizes]
     rows, pairs = prod(scores[:-1]), prod(scores)
     made = list(at.shape.leaves())
     backward = "Backward" in at.proto.custom_call_target
@@ -232,3 +219,54 @@ def host_transfer(at: Instruction) -> str:
     if any(key.startswith("_xla_megascale") for key in attributes):
         return ""
     return f"send to {attributes.get('_xla_host_transfer_handler_name', 'the host')}"
+
+
+def declared_by(at: Instruction) -> dict[str, Any]:
+    """What a kernel says about itself: a cost estimate, a fused attention's score shape."""
+    config = at.backend_config()
+    found: dict[str, Any] = {}
+    custom = config.get("custom_call_config")
+    estimate = custom.get("cost_estimate") if isinstance(custom, dict) else None
+    for key in ("flops", "transcendentals", "bytes_accessed"):
+        value = estimate.get(key) if isinstance(estimate, dict) else None
+        if str(value).isdecimal():
+            found[key] = int(str(value))
+    attention = config.get("cudnn_fmha_backend_config")
+    if isinstance(attention, dict):
+        scores = _scores(attention)
+        if scores is not None:
+            found["scores_shape"] = scores
+        if isinstance(attention.get("mask_type"), str):
+            found["mask_type"] = attention["mask_type"]
+    if at.proto.custom_call_target == _PALLAS:
+        found |= _pallas(at)
+    return found
+
+
+def _pallas(at: Instruction) -> dict[str, Any]:
+    """The name of a Pallas kernel, which is the scope around its call, and the block sizes it was built with."""
+    found: dict[str, Any] = {}
+    path = split_path(names_of(at.op_name)[0])
+    if len(path) > 1 and path[-1] == "pallas_call":
+        found["kernel"] = path[-2]
+    attributes = {entry.key: entry.value for entry in at.proto.frontend_attributes.map}
+    outer = _json(attributes.get("kernel_metadata", ""))
+    inner = _json(outer.get("xprof_metadata", ""))
+    found["metadata"] = {str(key): value for key, value in inner.items() if isinstance(value, int)}
+    return found
+
+
+def _scores(attention: dict[str, Any]) -> list[int] | None:
+    shape = attention.get("intermediate_tensor_shape")
+    sizes = shape.get("dimensions") if isinstance(shape, dict) else None
+    if isinstance(sizes, list) and all(str(size).isdecimal() for size in sizes):
+        return [int(str(size)) for size in sizes]
+    return None
+
+
+def _json(text: object) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
