@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from jaxcost.observation.hlo.module import Instruction, Module
 
-MOST_FRAMES = 256
+MOST_FRAMES = 128
+_MOST_FOLLOWED = 4 * MOST_FRAMES  # before what repeats is folded
+_MOST_IN_ALL = 4_000_000  # frames followed for one module; beyond it a stack is its innermost frame
 _INSTALLED = re.compile(r"(?:^|/)(?:site-packages|dist-packages)/|(?:^|/)lib/python3[^/]*/|^<")
 # A module that was stored without the directories of its machine begins the path with the package.
 _PACKAGES = frozenset(
@@ -51,6 +53,7 @@ class Stacks:
         self._index = module.proto.stack_frame_index
         self._frames = len(self._index.stack_frames)
         self._known: dict[int, tuple[Frame, ...]] = {0: ()}
+        self._left = _MOST_IN_ALL
 
     def of(self, instruction: Instruction) -> tuple[Frame, ...]:
         """The calls that lead to an instruction, innermost first; () where the compiler kept none.
@@ -69,13 +72,14 @@ class Stacks:
     def _read(self, frame_id: int) -> tuple[Frame, ...]:
         frames: list[Frame] = []
         seen: set[int] = set()
-        while 1 <= frame_id <= self._frames and frame_id not in seen and len(seen) < 4 * MOST_FRAMES:
+        while 1 <= frame_id <= self._frames and frame_id not in seen and len(seen) < _MOST_FOLLOWED:
             seen.add(frame_id)
+            self._left -= 1
             proto = self._index.stack_frames[frame_id - 1]
             frame = self._frame(proto.file_location_id)
             if frame is not None:
                 frames.append(frame)
-            frame_id = proto.parent_frame_id
+            frame_id = proto.parent_frame_id if self._left > 0 else 0
         frames = _once(frames)
         while frames and frames[-1].driver:
             frames.pop()
