@@ -22,7 +22,8 @@ from jaxcost.observation.hlo.scope import primitive_of
 from jaxcost.observation.hlo.trips import ZERO, Total, exact
 
 CLASSES = ("contraction", "convolution", "linear_algebra", "kernel")
-_SELECT, _BROADCAST = frozenset(["select"]), frozenset(["broadcast"])
+_SELECT, _AND, _COMPARE = frozenset(["select"]), frozenset(["and"]), frozenset(["compare"])
+_ROW_OR_VECTOR, _SHIFTED = frozenset(["iota", "broadcast"]), frozenset(["concatenate"])
 _PRECISIONS = ("DEFAULT", "HIGH", "HIGHEST")
 # Multiplications of narrower numbers that one product in single precision becomes, by PrecisionConfig.Algorithm.
 _ALGORITHMS = {
@@ -226,7 +227,7 @@ def _product(graph: Graph, row: Contraction, flops: int, at: Instruction, platfo
         "2 FLOPs per multiplication and addition" + (", 8 where both are complex" if "c" in (lhs[0], rhs[0]) else ""),
         row.op_name, row.scope, row.phase, row.source, (row.lhs, row.rhs), row.out,
         f"{lhs if lhs == rhs else f'{lhs} x {rhs}'} -> {out}", flops, row.executions, row.total,
-        active_flops=_active(row, flops, at), precision=precision, passes=passes,
+        active_flops=_active(flops, at), precision=precision, passes=passes,
     )  # fmt: skip
 
 
@@ -253,25 +254,37 @@ def _precision(at: Instruction, platform: str) -> tuple[str, int]:
     return (name if asked else "", _TPU_PASSES[name] if platform == "tpu" and single else 1)
 
 
-def _active(row: Contraction, flops: int, at: Instruction) -> int | None:
-    """FLOPs that the groups of a ragged product need, where it was compiled densely: its left operand then holds each
-    row once per group, all but one of them masked to zero.
+def _active(flops: int, at: Instruction) -> int | None:
+    """FLOPs that the groups of a ragged product need, where it was compiled densely: an operand then has a part for
+    every group, and of part g only the rows from end[g - 1] to end[g] are not masked to zero.
     """
-    if "ragged_dot" not in row.op_name:
-        return None
     for operand in at.operands[:2]:
         masked = source_of(operand, _SELECT)
-        if masked.opcode != "select":
-            continue
-        for kept, other in ((1, 2), (2, 1)):
-            copies = source_of(masked.operands[kept], _BROADCAST)
-            zero = source_of(masked.operands[other], _BROADCAST)
-            if copies.opcode != "broadcast" or (zero.opcode == "broadcast" and zero.operands[0].shape.size != 1):
-                continue
-            groups, rest = divmod(copies.shape.size, max(1, copies.operands[0].shape.size))
-            if copies.operands[0].shape.size > 1 and groups > 1 and rest == 0 and flops % groups == 0:
-                return flops // groups
+        groups = _groups(masked.operands[0]) if masked.opcode == "select" else 0
+        if groups > 1 and flops % groups == 0:
+            return flops // groups
     return None
+
+
+def _groups(kept: Instruction) -> int:
+    """How many consecutive intervals of rows a mask end[g - 1] <= row < end[g] keeps; 0 where it is another mask."""
+    both = source_of(kept, _AND)
+    if both.opcode != "and":
+        return 0
+    bounds = []
+    for bound in both.operands:
+        compare = source_of(bound, _COMPARE)
+        sides = [source_of(side, _ROW_OR_VECTOR) for side in compare.operands] if compare.opcode == "compare" else []
+        if sorted(side.opcode for side in sides) != ["broadcast", "iota"]:
+            return 0
+        vector = next(side for side in sides if side.opcode == "broadcast").operands[0]
+        bounds.append(source_of(vector, _SHIFTED))
+    # The starts are the ends moved on by one, with a first element before them.
+    starts = [vector for vector in bounds if vector.opcode == "concatenate"]
+    ends = [vector for vector in bounds if vector.opcode != "concatenate"]
+    if len(starts) != 1 or len(ends) != 1 or len(starts[0].operands) != 2:
+        return 0
+    return ends[0].shape.size if source_of(starts[0].operands[1]) is ends[0] else 0
 
 
 def _call(graph: Graph, call: Opaque, work: Work, flops: int, at: Instruction) -> FlopRow:
