@@ -26,7 +26,7 @@ from jaxcost.contracts.case import Case
 from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
 from jaxcost.contracts.mesh import program_mesh
 from jaxcost.contracts.record import as_table, parse_json, read_text
-from jaxcost.observation.hlo.schema import message, parse
+from jaxcost.observation.hlo.schema import parse, schema
 from jaxcost.observation.observed import Observed
 from jaxcost.observation.pool import Pool, Request
 from jaxcost.observation.sections import compiler_section, hlo_sections, known_scopes, short_path
@@ -49,10 +49,10 @@ def strip_module(hlo: bytes) -> bytes:
         RejectedError: `hlo` is no HLO module.
     """
     module, assignment = parse(hlo)
-    whole = message("HloProto")
-    whole.hlo_module.CopyFrom(module)
+    whole = schema("kept").classes["HloProto"]()
+    whole.hlo_module.MergeFromString(module.SerializeToString())
     if assignment is not None:
-        whole.buffer_assignment.CopyFrom(assignment)
+        whole.buffer_assignment.MergeFromString(assignment.SerializeToString())
     whole.DiscardUnknownFields()
     names = whole.hlo_module.stack_frame_index.file_names
     names[:] = [short_path(name) for name in names]

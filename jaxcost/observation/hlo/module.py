@@ -7,48 +7,99 @@ or refers to something absent, is rejected.
 
 from __future__ import annotations
 
+import gc
 import json
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from itertools import chain, repeat
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from jaxcost.contracts.errors import Problem, RejectedError
 from jaxcost.observation.hlo.opcodes import KNOWN_OPCODES, called_by, operands_of
-from jaxcost.observation.hlo.schema import Proto, unknown_fields
+from jaxcost.observation.hlo.schema import NOTHING, Proto, Split, columns, message, split
 from jaxcost.observation.hlo.shapes import Shape, read_shape
 
 _REMEDY = "the dump is damaged or hand-edited: dump the module again"
 _MAX_PROBLEMS = 20
+_RULED = frozenset("parameter get-tuple-element tuple fusion call while".split())
+
+Ints: TypeAlias = NDArray[np.int64]
 
 
-@dataclass(eq=False, slots=True)
 class Instruction:
-    """One instruction. `operands` and `users` lie in the same computation; `proto` holds the rarer fields."""
+    """One instruction. `operands` and `users` lie in the same computation.
 
+    `metadata` is its OpMetadata; `number` the parameter number or tuple index of what has one, else 0; `proto` the
+    whole HloInstructionProto, for the rarer fields. `proto` and `users` are made when they are first asked for.
+    """
+
+    __slots__ = (
+        "called", "computation", "id", "metadata", "name", "number", "op_name", "opcode", "operands", "proto", "raw",
+        "shape", "users",
+    )  # fmt: skip
     id: int
     name: str
     opcode: str
     shape: Shape
     op_name: str
+    metadata: Proto
+    number: int
     computation: Computation
+    operands: tuple[Instruction, ...]
+    called: tuple[Computation, ...]
+    users: list[Instruction]
     proto: Proto
-    operands: tuple[Instruction, ...] = ()
-    called: tuple[Computation, ...] = ()
-    users: list[Instruction] = field(default_factory=list)
+    raw: bytes
+
+    def __init__(
+        self, id: int, name: str, opcode: str, shape: Shape, metadata: Proto, op_name: str, number: int,
+        computation: Computation, operands: tuple[Instruction, ...], called: tuple[Computation, ...], raw: bytes,
+    ) -> None:  # fmt: skip
+        self.id = id
+        self.name = name
+        self.opcode = opcode
+        self.shape = shape
+        self.metadata = metadata
+        self.op_name = op_name
+        self.number = number
+        self.computation = computation
+        self.operands = operands
+        self.called = called
+        self.raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached while a slot is empty.
+        if name == "proto":
+            self.proto = message("HloInstructionProto", self.raw)
+            return self.proto
+        if name == "users":
+            self.computation.link()
+            return self.users
+        raise AttributeError(name)
 
     def backend_config(self) -> dict[str, Any]:
-        """The JSON of the backend configuration; {} when there is none or it is of another form."""
-        raw = self.proto.backend_config
-        if not raw.startswith(b"{"):
-            return {}
-        try:
-            value = json.loads(raw)
-        except (ValueError, RecursionError):
-            return {}
-        return value if isinstance(value, dict) else {}
+        """The JSON of the backend configuration, not to be changed; {} when there is none or it is of another form."""
+        return _json(self.proto.backend_config)
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.shape} {self.opcode}>"
+
+
+@lru_cache(maxsize=4096)
+def _json(raw: bytes) -> dict[str, Any]:
+    if not raw.startswith(b"{"):
+        return {}
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 @dataclass(eq=False, slots=True)
@@ -63,6 +114,14 @@ class Computation:
     parameters: dict[int, Instruction] = field(default_factory=dict)
     callers: list[Instruction] = field(default_factory=list)
     root: Instruction = field(init=False)
+
+    def link(self) -> None:
+        """Find the users of every instruction."""
+        for at in self.instructions:
+            at.users = []
+        for at in self.instructions:
+            for operand in at.operands:
+                operand.users.append(at)
 
     def __repr__(self) -> str:
         return f"<computation {self.name}>"
@@ -86,9 +145,11 @@ class Module:
     def source(self, instruction: Instruction) -> str:
         """`file:line` of the user's code that made the instruction, or '' when the compiler kept none."""
         index = self.proto.stack_frame_index
-        frame_id = instruction.proto.metadata.stack_frame_id
+        frame_id = instruction.metadata.stack_frame_id
         if not 1 <= frame_id <= len(index.stack_frames):
-            return ""
+            # Earlier versions wrote the place itself.
+            file, line = instruction.metadata.source_file, instruction.metadata.source_line
+            return f"{file}:{line}" if file else ""
         location_id = index.stack_frames[frame_id - 1].file_location_id
         if not 1 <= location_id <= len(index.file_locations):
             return ""
@@ -114,122 +175,249 @@ class Module:
 
 
 class _Builder:
-    def __init__(self, proto: Proto) -> None:
-        self.proto = proto
+    """Columns first, objects last: what can be asked of all instructions together is asked of lists and arrays."""
+
+    def __init__(self, parts: Split) -> None:
+        self.proto = parts.module
         self.problems: list[Problem] = []
-        self.unknowns: dict[str, int] = {}
-        self.shapes: dict[bytes, Shape] = {}
-        self.instructions: dict[int, Instruction] = {}
-        self.computations: dict[int, Computation] = {}
+        self.unknowns = Counter({f"field {name}": count for name, count in parts.unknown.items()})
+        self.computations: list[Computation] = []
+        self.starts = [0]
+        self.raw: list[bytes] = []
+        for computation in self.proto.computations:
+            self.raw += computation.instructions
+            self.starts.append(len(self.raw))
+            self.computations.append(
+                Computation(
+                    computation.id, computation.name, computation.is_fusion_computation, computation.execution_thread
+                )
+            )
+        self.names: list[str] = []
+        self.made: tuple[Instruction, ...] = ()
 
     def problem(self, path: str, value: object, rule: str) -> None:
         self.problems.append(Problem(path, value, rule, _REMEDY))
         if len(self.problems) >= _MAX_PROBLEMS:
             raise RejectedError(self.problems)
 
-    def note(self, what: str) -> None:
-        self.unknowns[what] = self.unknowns.get(what, 0) + 1
+    def path(self, number: int) -> str:
+        """Where the instruction of that number stands."""
+        return f"hlo.{self.computations[bisect_right(self.starts, number) - 1].name}.{self.names[number]}"
 
-    def shape(self, proto: Proto) -> Shape:
-        key = proto.SerializeToString()
-        shape = self.shapes.get(key)
-        if shape is None:
-            shape = self.shapes[key] = read_shape(proto)
-            for name in unknown_fields(proto) + unknown_fields(proto.layout):
-                self.note(f"field {name}")
-            if shape.dynamic:
-                self.note("dynamic dimension (bounded size counted)")
-        return shape
+    def stop(self) -> None:
+        if self.problems:
+            raise RejectedError(self.problems)
 
-    def instruction(self, proto: Proto, computation: Computation) -> None:
-        path = f"hlo.{computation.name}.{proto.name}"
-        if proto.id in self.instructions:
-            return self.problem(path, proto.id, "instruction ids must be unique")
-        self.unknowns_of(proto, path)
-        made = Instruction(
-            proto.id, proto.name, proto.opcode, self.shape(proto.shape), proto.metadata.op_name, computation, proto
-        )
-        operands = tuple(self.instructions.get(i) for i in proto.operand_ids)
-        if any(o is None or o.computation is not computation for o in operands):
-            return self.problem(path, list(proto.operand_ids), "operands must come before, in the same computation")
-        made.operands = tuple(o for o in operands if o is not None)
-        called = tuple(self.computations.get(i) for i in proto.called_computation_ids)
-        if any(c is None for c in called):
-            return self.problem(path, list(proto.called_computation_ids), "called computations must come before")
-        made.called = tuple(c for c in called if c is not None)
-        self.check(made, path)
-        for operand in made.operands:
-            operand.users.append(made)
-        for callee in made.called:
-            callee.callers.append(made)
-        self.instructions[made.id] = made
-        computation.instructions.append(made)
+    def unique(self, ids: Ints) -> tuple[Ints, Ints]:
+        """The ids in order, and the number of the instruction of each."""
+        order = np.argsort(ids, kind="stable")
+        ordered = ids[order]
+        for twice in np.flatnonzero(ordered[1:] == ordered[:-1])[:_MAX_PROBLEMS].tolist():
+            number = int(order[twice + 1])
+            self.problem(self.path(number), int(ids[number]), "instruction ids must be unique")
+        self.stop()
+        return ordered, order
 
-    def check(self, made: Instruction, path: str) -> None:
-        opcode, operands, called = made.opcode, made.operands, made.called
-        low, high = operands_of(opcode)
-        if not low <= len(operands) <= high:
-            self.problem(path, len(operands), f"{opcode} takes {low}{'' if low == high else ' or more'} operands")
-            return
-        low, high = called_by(opcode)
-        if not low <= len(called) <= high:
-            self.problem(path, len(called), f"{opcode} calls {low}{'' if low == high else ' or more'} computations")
-            return
-        if opcode == "parameter":
-            number: int = made.proto.parameter_number
-            if number < 0 or number in made.computation.parameters:
-                self.problem(path, number, "parameter numbers must be unique and not negative")
-            made.computation.parameters[number] = made
-        elif opcode == "get-tuple-element":
-            if operands[0].shape.at((made.proto.tuple_index,)) is None:
-                self.problem(path, made.proto.tuple_index, f"must index {operands[0].shape}")
-        elif opcode == "tuple":
-            if len(made.shape.elements) != len(operands):
-                self.problem(path, str(made.shape), f"must have {len(operands)} elements")
-        elif opcode in ("fusion", "call"):
-            if len(called[0].parameters) != len(operands):
-                self.problem(path, len(operands), f"{called[0].name} takes {len(called[0].parameters)} operands")
-        elif opcode == "while" and any(len(c.parameters) != 1 for c in called):
-            self.problem(path, [c.name for c in called], "a loop's body and condition take one parameter")
-
-    def unknowns_of(self, proto: Proto, path: str) -> None:
-        for name in unknown_fields(proto):
-            self.note(f"field {name}")
-        if proto.opcode not in KNOWN_OPCODES:
-            self.note(f"opcode {proto.opcode!r}")
+    def operands(self, flat: Ints, ends: Ints, counts: Ints, ordered: Ints, order: Ints) -> list[int]:
+        """The numbers of all operands, one list."""
+        wanted = np.delete(flat, ends)
+        place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+        found = order[place]
+        of = np.repeat(np.arange(len(counts)), counts)
+        first = np.repeat(self.starts[:-1], np.diff(self.starts))[of]
+        bad = (ordered[place] != wanted) | (found >= of) | (found < first)
+        for number in dict.fromkeys(of[bad].tolist()):
+            start = int(counts[:number].sum())
+            self.problem(
+                self.path(number), wanted[start : start + int(counts[number])].tolist(),
+                "operands must come before, in the same computation",
+            )  # fmt: skip
+        self.stop()
+        return found.tolist()  # type: ignore[no-any-return]
 
     def build(self) -> Module:
-        for name in unknown_fields(self.proto):
-            self.note(f"field {name}")
-        for proto in self.proto.computations:
-            path = f"hlo.{proto.name}"
-            if proto.id in self.computations:
-                self.problem(path, proto.id, "computation ids must be unique")
+        total = len(self.raw)
+        if not total:
+            raise RejectedError([Problem("hlo", 0, "a module has at least one instruction", _REMEDY)])
+        fields = _Fields(self.raw)
+        self.names = fields.names
+        ids = fields.ids
+        ordered, order = self.unique(ids)
+        flat, ends, counts = fields.operands
+        operand_numbers = self.operands(flat, ends, counts, ordered, order)
+        shapes = self.shapes(fields.shapes)
+        metadata = {raw: message("OpMetadata", raw) for raw in set(fields.metadata)}
+        op_names = {raw: m.op_name for raw, m in metadata.items()}
+        opcodes = {name: name for name in set(fields.opcodes)}
+        called = self.called(*fields.called)
+        owners = chain.from_iterable(map(repeat, self.computations, np.diff(self.starts).tolist()))
+        made = self.made = tuple(
+            map(
+                Instruction, ids.tolist(), self.names, map(opcodes.__getitem__, fields.opcodes), shapes,
+                map(metadata.__getitem__, fields.metadata), map(op_names.__getitem__, fields.metadata), fields.numbers,
+                owners, repeat(()), repeat(()), self.raw,
+            )
+        )  # fmt: skip
+        operands = tuple(map(made.__getitem__, operand_numbers))
+        last = 0
+        for at, end in zip(made, np.cumsum(counts).tolist(), strict=True):
+            if end != last:
+                at.operands = operands[last:end]
+                last = end
+        for number, callees in called.items():
+            made[number].called = callees
+            for callee in callees:
+                callee.callers.append(made[number])
+        self.count_rules(fields.opcodes, counts, fields.called[2])
+        for computation, start, end in zip(self.computations, self.starts, self.starts[1:], strict=False):
+            computation.instructions = list(made[start:end])
+        self.rules()
+        return self.module(dict(zip(ids.tolist(), made, strict=True)))
+
+    def shapes(self, raw: list[bytes]) -> list[Shape]:
+        known = {one: read_shape(message("ShapeProto", one)) for one in set(raw)}
+        dynamic = sum(shape.dynamic for shape in known.values())
+        if dynamic:
+            self.unknowns["dynamic dimension (bounded size counted)"] = dynamic
+        return list(map(known.__getitem__, raw))
+
+    def called(self, flat: Ints, ends: Ints, counts: Ints) -> dict[int, tuple[Computation, ...]]:
+        """What is called, by the number of the instruction."""
+        known: dict[int, tuple[int, Computation]] = {}
+        for position, computation in enumerate(self.computations):
+            if computation.id in known:
+                self.problem(f"hlo.{computation.name}", computation.id, "computation ids must be unique")
+            known[computation.id] = (position, computation)
+        found: dict[int, tuple[Computation, ...]] = {}
+        numbers = np.flatnonzero(counts)
+        last, size, items = ends[numbers].tolist(), counts[numbers].tolist(), flat.tolist()
+        for number, end, many in zip(numbers.tolist(), last, size, strict=True):
+            wanted = items[end - many : end]
+            own = bisect_right(self.starts, number) - 1
+            callees = [known.get(id, (own, None)) for id in wanted]
+            if any(position >= own for position, _ in callees):
+                self.problem(self.path(number), wanted, "called computations must come before")
+            found[number] = tuple(computation for _, computation in callees if computation is not None)
+        self.stop()
+        return found
+
+    def count_rules(self, opcodes: list[str], operand_counts: Ints, called_counts: Ints) -> None:
+        """How many operands and computations each opcode takes; which opcodes are not known."""
+        for opcode, times in Counter(opcodes).items():
+            if opcode not in KNOWN_OPCODES:
+                self.unknowns[f"opcode {opcode!r}"] = times
+        wrong: dict[tuple[str, int, int], str] = {}
+        for key in set(zip(opcodes, operand_counts.tolist(), called_counts.tolist(), strict=True)):
+            opcode, operands, called = key
+            low, high = operands_of(opcode)
+            if not low <= operands <= high:
+                wrong[key] = f"{opcode} takes {low}{'' if low == high else ' or more'} operands"
+            low, high = called_by(opcode)
+            if not low <= called <= high:
+                wrong.setdefault(key, f"{opcode} calls {low}{'' if low == high else ' or more'} computations")
+        if not wrong:
+            return
+        for number, at in enumerate(self.made):
+            rule = wrong.get((at.opcode, len(at.operands), len(at.called)))
+            if rule is not None:
+                self.problem(self.path(number), len(at.called) if " calls " in rule else len(at.operands), rule)
+        self.stop()
+
+    def rules(self) -> None:
+        """What parameters, tuples and frames must agree on."""
+        for number, at in enumerate(self.made):
+            opcode = at.opcode
+            if opcode not in _RULED:
                 continue
-            for name in unknown_fields(proto):
-                self.note(f"field {name}")
-            made = Computation(proto.id, proto.name, proto.is_fusion_computation, proto.execution_thread)
-            for instruction in proto.instructions:
-                self.instruction(instruction, made)
-            root = self.instructions.get(proto.root_id)
-            if root is None or root.computation is not made:
+            if opcode == "parameter":
+                parameters = at.computation.parameters
+                if at.number < 0 or at.number in parameters:
+                    self.problem(self.path(number), at.number, "parameter numbers must be unique and not negative")
+                parameters[at.number] = at
+            elif opcode == "get-tuple-element":
+                if not 0 <= at.number < len(at.operands[0].shape.elements):
+                    self.problem(self.path(number), at.number, f"must index {at.operands[0].shape}")
+            elif opcode == "tuple":
+                if len(at.shape.elements) != len(at.operands):
+                    self.problem(self.path(number), str(at.shape), f"must have {len(at.operands)} elements")
+            elif opcode == "fusion" or opcode == "call":
+                called = at.called[0]
+                if len(called.parameters) != len(at.operands):
+                    rule = f"{called.name} takes {len(called.parameters)} operands"
+                    self.problem(self.path(number), len(at.operands), rule)
+            elif opcode == "while" and any(len(c.parameters) != 1 for c in at.called):
+                rule = "a loop's body and condition take one parameter"
+                self.problem(self.path(number), [c.name for c in at.called], rule)
+
+    def module(self, instructions: dict[int, Instruction]) -> Module:
+        for computation, proto in zip(self.computations, self.proto.computations, strict=True):
+            path = f"hlo.{computation.name}"
+            root = instructions.get(proto.root_id)
+            if root is None or root.computation is not computation:
                 self.problem(path, proto.root_id, "the root must be an instruction of the computation")
                 continue
-            if sorted(made.parameters) != list(range(len(made.parameters))):
-                self.problem(path, sorted(made.parameters)[:8], "parameters must be numbered from 0 without gaps")
-            made.root = root
-            self.computations[made.id] = made
-        entry = self.computations.get(self.proto.entry_computation_id)
+            numbers = sorted(computation.parameters)
+            if numbers != list(range(len(numbers))):
+                self.problem(path, numbers[:8], "parameters must be numbered from 0 without gaps")
+            computation.root = root
+        wanted = self.proto.entry_computation_id
+        entry = next((c for c in self.computations if c.id == wanted), None)
         if entry is None and not self.problems:
-            self.problem(
-                "hlo.entry_computation_id", self.proto.entry_computation_id, "must be a computation of the module"
-            )
+            self.problem("hlo.entry_computation_id", wanted, "must be a computation of the module")
         if self.problems or entry is None:
             raise RejectedError(self.problems)
         unknowns = [name if count == 1 else f"{name} x{count}" for name, count in sorted(self.unknowns.items())]
-        return Module(self.proto.name, self.proto, list(self.computations.values()), self.instructions, entry, unknowns)
+        return Module(self.proto.name, self.proto, self.computations, instructions, entry, unknowns)
 
 
-def read_module(proto: Proto) -> Module:
-    """The graph of a HloModuleProto. Raises RejectedError when it does not hold together."""
-    return _Builder(proto).build()
+class _Fields:
+    """The columns of all instructions, each as long as there are instructions."""
+
+    def __init__(self, raw: list[bytes]) -> None:
+        self.total = len(raw)
+        found = columns(raw)
+        self.names: list[str] = found.name[:]
+        self.opcodes: list[str] = found.opcode[:]
+        self.shapes: list[bytes] = found.shape[:]
+        self.metadata: list[bytes] = found.metadata[:]
+        ids: list[int] = found.id[:]
+        singles = (self.names, self.opcodes, self.shapes, self.metadata, ids)
+        if any(len(column) != self.total for column in singles):
+            # A field is absent (an id of 0, say) or repeated somewhere: ask each instruction.
+            each = [message("HloInstructionProto", one) for one in raw]
+            self.names, self.opcodes = [one.name for one in each], [one.opcode for one in each]
+            self.shapes = [one.shape.SerializeToString() for one in each]
+            self.metadata = [one.metadata.SerializeToString() for one in each]
+            ids = [one.id for one in each]
+        self.ids: Ints = np.array(ids, dtype=np.int64)
+        self.operands = self.ended(found.operand_ids)
+        self.called = self.ended(found.called_computation_ids)
+        parameter, index = self.last(found.parameter_number), self.last(found.tuple_index)
+        self.numbers: list[int] = (parameter + index).tolist()
+        for both in np.flatnonzero((parameter != 0) & (index != 0)).tolist():
+            self.numbers[both] = int((parameter if self.opcodes[both] == "parameter" else index)[both])
+
+    def ended(self, column: Any) -> tuple[Ints, Ints, Ints]:
+        """A column of several items for each instruction: (items, where each one's end, how many each has)."""
+        flat = np.array(column[:], dtype=np.int64)
+        ends = np.flatnonzero(flat == NOTHING)
+        if len(ends) != self.total:
+            raise RejectedError([Problem("hlo", NOTHING, "ids, indices and numbers must not be negative", _REMEDY)])
+        return flat, ends, np.diff(ends, prepend=-1) - 1
+
+    def last(self, column: Any) -> Ints:
+        """A column of one item at most for each instruction, 0 where there is none."""
+        flat, ends, counts = self.ended(column)
+        return np.where(counts > 0, flat[ends - 1], 0)
+
+
+def read_module(source: Proto | Split) -> Module:
+    """The graph of a HloModuleProto, or of the parts of one. Raises RejectedError when it does not hold together."""
+    parts = source if isinstance(source, Split) else split(source.SerializeToString())
+    collecting = gc.isenabled()
+    gc.disable()  # nothing made here is garbage, and looking for some costs as much as the rest
+    try:
+        return _Builder(parts).build()
+    finally:
+        if collecting:
+            gc.enable()

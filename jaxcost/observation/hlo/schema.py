@@ -9,9 +9,10 @@ the table does not know is reported, never dropped.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
@@ -36,31 +37,60 @@ class Schema(NamedTuple):
     unread: dict[str, frozenset[int]]
 
 
+# More readings of the same table. `kept` leaves out what no count depends on; the others are for speed. The wire format
+# allows them: a message is a string of bytes to who does not look inside; a field that is met again replaces scalars,
+# extends lists and merges messages.
+#   split    instructions and the buffer assignment stay bytes
+#   merged   no list of messages: all instructions of a module become one, so that one look finds every unknown field
+#   columns  a few fields of many instructions, each as one list
+Form = Literal["full", "kept", "split", "merged", "columns"]
+_OPAQUE = frozenset({"HloComputationProto.instructions", "HloProto.buffer_assignment"})
+COLUMNS = (
+    "id", "name", "opcode", "shape", "metadata", "operand_ids", "called_computation_ids", "parameter_number",
+    "tuple_index",
+)  # fmt: skip
+
+
 def rejected(path: str, value: object, rule: str, remedy: str) -> RejectedError:
     """One problem as an error ready to raise."""
     return RejectedError((Problem(path, value, rule, remedy),))
 
 
-@cache
-def schema() -> Schema:
+def schema(form: Form = "full") -> Schema:
     """The schema of `fields.txt`."""
+    return _schema(form)
+
+
+@cache
+def _schema(form: Form) -> Schema:
     text = resources.files(__package__).joinpath("fields.txt").read_text(encoding="utf-8")
     file = descriptor_pb2.FileDescriptorProto(name="jaxcost/hlo.proto", package=PACKAGE, syntax="proto3")
     unread: dict[str, frozenset[int]] = {}
     for line in text.splitlines():
-        if not line or line.startswith("#"):
-            continue
         name, _, body = line.partition(": ")
+        if not line or line.startswith("#") or (form == "columns" and name != "HloInstructionProto"):
+            continue
         message = file.message_type.add(name=name)
         unread[name] = frozenset()
         for part in body.split("; "):
             if part.startswith("- "):
                 unread[name] = frozenset(int(number) for number in part[2:].split())
                 continue
-            number, field_name, kind = part.split()
+            number, field_name, kind = part.removeprefix("~").split()
+            if part.startswith("~") and form == "kept":
+                continue
+            if form == "columns" and field_name not in COLUMNS:
+                continue
             field = message.field.add(name=field_name, number=int(number))
-            field.label = _REPEATED if kind.endswith("*") else _OPTIONAL
-            kind = kind.removesuffix("*")
+            repeated, kind = kind.endswith("*"), kind.removesuffix("*")
+            nested = kind not in _SCALARS
+            if form == "columns":
+                repeated, kind = True, "bytes" if nested else kind
+            elif form == "merged":
+                repeated = repeated and not nested and kind not in ("str", "bytes")
+            elif form == "split" and f"{name}.{field_name}" in _OPAQUE:
+                kind = "bytes"
+            field.label = _REPEATED if repeated else _OPTIONAL
             if kind in _SCALARS:
                 field.type = _SCALARS[kind]
             else:
@@ -75,19 +105,22 @@ def schema() -> Schema:
     return Schema(classes, unread)
 
 
-def message(name: str) -> Proto:
-    """A new, empty message of the given name."""
-    return schema().classes[name]()
+def message(name: str, data: bytes = b"") -> Proto:
+    """A message of the given name: empty, or what `data` holds. Raises DecodeError when that is damaged."""
+    return schema().classes[name].FromString(data)
 
 
-def unknown_fields(msg: Proto) -> list[str]:
-    """Names `Message.number` of the fields in `msg` (not in its children) that the table does not know."""
-    found = UnknownFieldSet(msg)
-    if len(found) == 0:
-        return []
-    name = msg.DESCRIPTOR.name
-    known = schema().unread[name]
-    return sorted({f"{name}.{field.field_number}" for field in found if field.field_number not in known})
+def unknown_fields(merged: Proto) -> Counter[str]:
+    """`Message.number` of each field that the table does not know, and how often it occurs, in a merged message."""
+    found: Counter[str] = Counter()
+    stack = [merged]
+    while stack:
+        here = stack.pop()
+        name = here.DESCRIPTOR.name
+        known = schema().unread[name]
+        found.update(f"{name}.{f.field_number}" for f in UnknownFieldSet(here) if f.field_number not in known)
+        stack += (value for field, value in here.ListFields() if field.message_type is not None)
+    return found
 
 
 def _gunzip(data: bytes) -> bytes:
@@ -106,33 +139,102 @@ def _gunzip(data: bytes) -> bytes:
     return out
 
 
-def _try(name: str, data: bytes) -> Proto | None:
-    msg = message(name)
+def _try(name: str, data: bytes, form: Form) -> Proto | None:
     try:
-        msg.ParseFromString(data)
+        return schema(form).classes[name].FromString(data)
     except DecodeError:
         return None
-    return msg
 
 
-def parse(data: bytes) -> tuple[Proto, Proto | None]:
-    """(HloModuleProto, BufferAssignmentProto or None) from an HloProto, a bare HloModuleProto, or either gzipped.
-
-    Raises RejectedError for anything else, truncated bytes included.
-    """
+def unpacked(data: bytes) -> bytes:
+    """`data` itself, or what it unpacks to when it is gzip. At most MAX_PROTO_BYTES either way."""
     if data[:2] == b"\x1f\x8b":
         data = _gunzip(data)
     if len(data) > MAX_PROTO_BYTES:
         raise rejected("hlo", len(data), f"at most {MAX_PROTO_BYTES} bytes", "pass one HLO module")
-    whole = _try("HloProto", data)
-    if whole is not None and whole.hlo_module.computations:
-        return whole.hlo_module, whole.buffer_assignment if whole.HasField("buffer_assignment") else None
-    bare = _try("HloModuleProto", data)
-    if bare is not None and bare.computations:
-        return bare, None
-    raise rejected(
+    return data
+
+
+def _refused(data: bytes) -> RejectedError:
+    return rejected(
         "hlo",
         f"{len(data)} bytes starting {data[:8].hex()}",
         "must be a whole HloProto or HloModuleProto with at least one computation",
         "pass a *after_optimizations.hlo.pb file (xla_dump_hlo_as_proto) or as_serialized_hlo_module_proto() bytes",
     )
+
+
+def parse(data: bytes) -> tuple[Proto, Proto | None]:
+    """(HloModuleProto, BufferAssignmentProto or None) from an HloProto, a bare HloModuleProto, or either gzipped; for
+    whoever changes a module. `split` is for reading one.
+
+    Raises RejectedError for anything else, truncated bytes included.
+    """
+    data = unpacked(data)
+    whole = _try("HloProto", data, "full")
+    if whole is not None and whole.hlo_module.computations:
+        return whole.hlo_module, whole.buffer_assignment if whole.HasField("buffer_assignment") else None
+    bare = _try("HloModuleProto", data, "full")
+    if bare is not None and bare.computations:
+        return bare, None
+    raise _refused(data)
+
+
+class Split(NamedTuple):
+    """A module whose instructions are still bytes, its buffer assignment (None: absent), and the fields that the table
+    does not know, with how often each occurs.
+    """
+
+    module: Proto
+    assignment: Proto | None
+    unknown: Counter[str]
+
+
+def split(data: bytes) -> Split:
+    """The parts of an HloProto or HloModuleProto, plain or gzipped. All of it is well-formed, instructions included.
+
+    Raises RejectedError as `parse` does.
+    """
+    data = unpacked(data)
+    for name in ("HloProto", "HloModuleProto"):
+        outer = _try(name, data, "split")
+        module = outer.hlo_module if outer is not None and name == "HloProto" else outer
+        if outer is None or module is None or not module.computations:
+            continue
+        merged = _try(name, data, "merged")
+        if merged is None:
+            continue
+        packed = name == "HloProto" and merged.HasField("buffer_assignment")
+        assignment = message("BufferAssignmentProto", outer.buffer_assignment) if packed else None
+        return Split(module, assignment, unknown_fields(merged))
+    raise _refused(data)
+
+
+# Ends the part of one instruction in a column: no id, index or number of a module is negative.
+NOTHING = -1
+_ENDED = ("operand_ids", "called_computation_ids", "parameter_number", "tuple_index")
+
+
+@cache
+def _end() -> bytes:
+    fields = schema().classes["HloInstructionProto"].DESCRIPTOR.fields_by_name
+    tags = ((fields[name].number << 3) for name in _ENDED)
+    return b"".join(_varint(tag) + _varint(NOTHING & 2**64 - 1) for tag in tags)
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def columns(instructions: list[bytes]) -> Proto:
+    """COLUMNS of many instructions, each field as one list. Of the fields that an instruction may have not at all or
+    several times, NOTHING ends the part of each instruction. The others have one item for each instruction, or the
+    module is unusual: whoever asks compares the lengths.
+    """
+    return schema("columns").classes["HloInstructionProto"].FromString(
+        b"".join((_end().join(instructions), _end()))
+    )  # fmt: skip
