@@ -12,7 +12,7 @@ from jaxcost.observation.hlo.contractions import Contractions, read_contractions
 from jaxcost.observation.hlo.memory import Memory, read_memory, result_table_bytes
 from jaxcost.observation.hlo.module import Module, read_module
 from jaxcost.observation.hlo.origins import Places
-from jaxcost.observation.hlo.schema import Proto, parse, rejected
+from jaxcost.observation.hlo.schema import Proto, rejected, split
 from jaxcost.observation.hlo.scope import scope_parts
 from jaxcost.observation.hlo.traffic import Traffic, read_traffic
 from jaxcost.observation.hlo.trips import Conditional, Executions, Loop, Total, read_executions
@@ -180,8 +180,8 @@ def _read(
     data: bytes, platform: str, mesh: Mapping[str, int] | None, *, scopes_kept: frozenset[str] | None,
     trips: Mapping[str, int] | None, devices_per_node: int | None, general: bool,
 ) -> tuple[HloReading, Graph]:  # fmt: skip
-    module_proto, assignment = parse(data)
-    module = read_module(module_proto)
+    parts = split(data)
+    module, assignment = read_module(parts), parts.assignment
     executions = read_executions(module, trips)
     loops = executions.loops
     places = Places(scopes_kept)
