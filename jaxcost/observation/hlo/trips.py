@@ -160,8 +160,8 @@ def _calls(at: Instruction) -> bool:
 class _Walk:
     """Walks a module once; `plans` lists callees before callers."""
 
-    def __init__(self, module: Module, supplied: Mapping[str, int]) -> None:
-        self.module, self.supplied = module, supplied
+    def __init__(self, module: Module, supplied: Mapping[str, int], declared: bool = True) -> None:
+        self.module, self.supplied, self.declared = module, supplied, declared
         self.loops = Loops()
         self.plans: list[_Plan] = []
         self.numbers: dict[_Plan, int] = {}
@@ -265,7 +265,7 @@ class _Walk:
         return [(plan, exact(times)) for plan, times in sorted(found.items())]
 
     def trips(self, frame: Frame, at: Instruction) -> tuple[_Trips, frozenset[Symbolic]]:
-        declared = _declared(at)
+        declared = declared_trips(at) if self.declared else None
         bounds = self.loops.bounds(frame, at, follow=declared is None) or Bounds(0, None)
         low, high = bounds.minimum, bounds.maximum
         if declared is not None:
@@ -304,7 +304,8 @@ def _loop_site(at: Instruction, bodies: Iterable[tuple[int, Total]], condition: 
     return _Site(at.id, (*bodies, (condition, trips.total(1))), trips=trips)
 
 
-def _declared(loop: Instruction) -> int | None:
+def declared_trips(loop: Instruction) -> int | None:
+    """What XLA wrote into a while instruction as its `known_trip_count`, None where it wrote nothing readable."""
     known = loop.backend_config().get("known_trip_count")
     n = known.get("n") if isinstance(known, dict) else None
     if isinstance(n, str) and n.isdecimal() and len(n) <= 20:
@@ -393,8 +394,9 @@ def _times_of(plans: Iterable[_Plan], entry: int) -> Iterator[tuple[_Plan, Total
         yield listed[number], times[number]
 
 
-def read_executions(module: Module, supplied: Mapping[str, int] | None = None) -> Executions:
+def read_executions(module: Module, supplied: Mapping[str, int] | None = None, *, declared: bool = True) -> Executions:
     """Walk a module. `supplied`: trip counts by instruction name, for loops whose count the program does not fix.
+    `declared` False leaves XLA's own `known_trip_count` out, so that it can be compared with what the scalars give.
 
     Raises:
         RejectedError: a supplied count contradicts the loop's own condition, or its name is no loop's.
@@ -404,7 +406,7 @@ def read_executions(module: Module, supplied: Mapping[str, int] | None = None) -
         if name not in names:
             some = ", ".join(sorted(names)[:8]) or "none"
             raise rejected(f"trips.{name}", count, "names no loop of the module", f"its loops are {some}")
-    walk = _Walk(module, supplied or {})
+    walk = _Walk(module, supplied or {}, declared)
     runs: dict[int, list[tuple[_Site, Total]]] = {}
     for plan, times in _times_of(walk.plans, walk.entry):
         for site in plan.sites:
