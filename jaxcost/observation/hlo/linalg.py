@@ -319,8 +319,15 @@ def count_routine(at: Instruction) -> LibraryCount | None:
     sizes = _sizes(at, routine)
     if sizes is None and not routine.iterative:
         return LibraryCount(routine.name, routine.convention, None, None, "its shapes are not those of the routine")
+    if sizes is None:
+        return LibraryCount(routine.name, routine.convention, None, None, _ITERATES)
+    return count_sizes(routine, sizes)
+
+
+def count_sizes(routine: Routine, sizes: Sizes) -> LibraryCount:
+    """FLOPs of one execution of a routine whose sizes are known."""
     amount = None
-    if sizes is not None and routine.operations is not None:
+    if routine.operations is not None:
         multiplications, additions = (max(part, Fraction(0)) for part in routine.operations(sizes))
         whole = 6 * multiplications + 2 * additions if sizes.is_complex else multiplications + additions
         amount = int(whole) * sizes.batch
