@@ -10,11 +10,11 @@ never as zero.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
 
-from jaxcost.observation.hlo.convolution import ConvolutionCount, count_convolution
+from jaxcost.observation.hlo.convolution import ConvolutionCount, count_convolution, count_unpadded
 from jaxcost.observation.hlo.kernels import declared_by
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
@@ -304,7 +304,13 @@ class _Reader:
         if len({len(lhs), len(rhs), len(out), len(at.proto.window.dimensions) + 2}) > 1:
             return None  # a layout that cuts features in blocks (NCHW_VECT_C)
         count = count_convolution(lhs, rhs, out, at.proto)
-        return self.row(at, count.flops, count)
+        pad = self._pad_of(at.operands[0]) if lhs is first else None
+        logical = count.flops
+        if pad is not None:
+            alike = pad.shape.dims == first
+            before = pad.operands[0].shape.dims
+            logical = count_unpadded(before, rhs, out, at.proto, pad.proto.padding_config) if alike else None
+        return replace(self.row(at, count.flops, count), logical_flops=logical)
 
     # What the compiler did to it ----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from jaxcost.observation.hlo.schema import Proto, rejected
+from jaxcost.observation.hlo.schema import Proto, message, rejected
 
 _MAX_TAPS = 1 << 22  # beyond this a window is not counted tap by tap; the largest met has 4096
 
@@ -126,3 +126,31 @@ def count_convolution(
     if not plain:
         return ConvolutionCount(flops, None, None, None, None)
     return ConvolutionCount(flops, windows_batch, m, k, n)
+
+
+def count_unpadded(
+    before: tuple[int, ...], rhs: tuple[int, ...], out: tuple[int, ...], proto: Proto, padding: Proto
+) -> int | None:
+    """FLOPs of a convolution whose input of sizes `before` was padded (and dilated) by an instruction of its own: taps
+    on what was written out are left out again. None where batch or features were padded too.
+    """
+    numbers = proto.convolution_dimension_numbers
+    if len(padding.dimensions) != len(before):
+        return None
+    bare = message("HloInstructionProto")
+    bare.convolution_dimension_numbers.CopyFrom(numbers)
+    bare.window.CopyFrom(proto.window)
+    bare.feature_group_count, bare.batch_group_count = proto.feature_group_count, proto.batch_group_count
+    spatial = list(numbers.input_spatial_dimensions)
+    for index, edge in enumerate(padding.dimensions):
+        if index not in spatial:
+            if edge.edge_padding_low or edge.edge_padding_high or edge.interior_padding:
+                return None
+            continue
+        window = bare.window.dimensions[spatial.index(index)]
+        if edge.interior_padding and window.base_dilation > 1:
+            return None
+        window.padding_low += edge.edge_padding_low
+        window.padding_high += edge.edge_padding_high
+        window.base_dilation = (window.base_dilation or 1) * (edge.interior_padding + 1)
+    return count_convolution(before, rhs, out, bare).flops

@@ -22,8 +22,9 @@ from jaxcost.observation.hlo.scope import primitive_of
 from jaxcost.observation.hlo.trips import ZERO, Total, exact
 
 CLASSES = ("contraction", "convolution", "linear_algebra", "kernel")
-_SELECT, _AND, _COMPARE = frozenset(["select"]), frozenset(["and"]), frozenset(["compare"])
-_ROW_OR_VECTOR, _SHIFTED = frozenset(["iota", "broadcast"]), frozenset(["concatenate"])
+_SELECT, _COMPARE, _PADDED = frozenset(["select"]), frozenset(["compare"]), frozenset(["pad"])
+_MASK, _JOINED = frozenset(["and", "broadcast"]), frozenset(["concatenate", "add"])
+_ROW_OR_VECTOR = frozenset(["iota", "broadcast"])
 _PRECISIONS = ("DEFAULT", "HIGH", "HIGHEST")
 # Multiplications of narrower numbers that one product in single precision becomes, by PrecisionConfig.Algorithm.
 _ALGORITHMS = {
@@ -40,7 +41,8 @@ class FlopRow:
     """One counted instruction. `flops` is one execution, `total` one step on one device.
 
     `basis`: shape, convention or declared, with the convention named. `dtype`: operands' and result's (the width in
-    which a product is accumulated is not in the module). `active_flops`: of a ragged product compiled densely, what its
+    which a product is accumulated is not in the module). `logical_flops`: without what the compiler padded, None where
+    that cannot be told. `active_flops`: of a ragged product compiled densely, what its
     groups need. `passes`: multiplications of narrower numbers that `precision` makes of one product; stated, not
     counted.
     """
@@ -62,6 +64,7 @@ class FlopRow:
     flops: int
     executions: Total
     total: Total
+    logical_flops: int | None = None
     active_flops: int | None = None
     precision: str = ""
     passes: int = 1
@@ -227,7 +230,7 @@ def _product(graph: Graph, row: Contraction, flops: int, at: Instruction, platfo
         "2 FLOPs per multiplication and addition" + (", 8 where both are complex" if "c" in (lhs[0], rhs[0]) else ""),
         row.op_name, row.scope, row.phase, row.source, (row.lhs, row.rhs), row.out,
         f"{lhs if lhs == rhs else f'{lhs} x {rhs}'} -> {out}", flops, row.executions, row.total,
-        active_flops=_active(flops, at), precision=precision, passes=passes,
+        logical_flops=row.logical_flops, active_flops=_active(flops, at), precision=precision, passes=passes,
     )  # fmt: skip
 
 
@@ -268,7 +271,9 @@ def _active(flops: int, at: Instruction) -> int | None:
 
 def _groups(kept: Instruction) -> int:
     """How many consecutive intervals of rows a mask end[g - 1] <= row < end[g] keeps; 0 where it is another mask."""
-    both = source_of(kept, _AND)
+    both = source_of(kept, _MASK)
+    if both.opcode == "broadcast":
+        both = source_of(both.operands[0], _MASK)
     if both.opcode != "and":
         return 0
     bounds = []
@@ -277,23 +282,36 @@ def _groups(kept: Instruction) -> int:
         sides = [source_of(side, _ROW_OR_VECTOR) for side in compare.operands] if compare.opcode == "compare" else []
         if sorted(side.opcode for side in sides) != ["broadcast", "iota"]:
             return 0
-        vector = next(side for side in sides if side.opcode == "broadcast").operands[0]
-        bounds.append(source_of(vector, _SHIFTED))
-    # The starts are the ends moved on by one, with a first element before them.
-    starts = [vector for vector in bounds if vector.opcode == "concatenate"]
-    ends = [vector for vector in bounds if vector.opcode != "concatenate"]
-    if len(starts) != 1 or len(ends) != 1 or len(starts[0].operands) != 2:
-        return 0
-    return ends[0].shape.size if source_of(starts[0].operands[1]) is ends[0] else 0
+        bounds.append(next(side for side in sides if side.opcode == "broadcast").operands[0])
+    for ends, starts in (bounds, reversed(bounds)):
+        last = source_of(ends)
+        if last is _moved_on(starts):
+            return last.shape.size
+    return 0
+
+
+def _moved_on(starts: Instruction) -> Instruction | None:
+    """The ends of intervals whose starts are the same vector moved on by one, with a first element put before it: a
+    concatenation, or a sum of two padded vectors.
+    """
+    joint = source_of(starts, _JOINED)
+    if joint.opcode == "concatenate":
+        return source_of(joint.operands[1]) if len(joint.operands) == 2 else None
+    for operand in joint.operands if joint.opcode == "add" else ():
+        padded = source_of(operand, _PADDED)
+        if padded.opcode == "pad" and [d.edge_padding_low for d in padded.proto.padding_config.dimensions] == [1]:
+            return source_of(padded.operands[0])
+    return None
 
 
 def _call(graph: Graph, call: Opaque, work: Work, flops: int, at: Instruction) -> FlopRow:
     made = next(at.shape.leaves(), at.shape)
-    first = at.operands[0].shape.dtype if at.operands else made.dtype
+    taken = [operand.shape.dtype for operand in at.operands]
+    first = next((dtype for dtype in taken if dtype[0] in "fbc"), taken[0] if taken else made.dtype)
     return FlopRow(
         call.id, call.name, at.opcode, call.target, work.kind, work.basis, work.convention, call.op_name, call.scope,
         call.phase, graph.module.source(at), call.operands, call.result, f"{first} -> {made.dtype}", flops,
-        call.executions, call.executions.times(exact(flops)), detail=work.detail,
+        call.executions, call.executions.times(exact(flops)), logical_flops=flops, detail=work.detail,
     )  # fmt: skip
 
 

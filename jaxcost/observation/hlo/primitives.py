@@ -195,8 +195,7 @@ class _Counter:
     def _call(self, at: Instruction) -> Iterator[tuple[str, int]]:
         target: str = at.proto.custom_call_target
         if target not in ELEMENTWISE_TARGETS:
-            work = work_of(at)
-            if work is not None and work.kind != "host":
+            if _hides(at, target):
                 self.hidden[target] = None
             return
         if any(part in target for part in _RANDOM):
@@ -207,6 +206,21 @@ class _Counter:
             yield "sort", at.operands[0].shape.size
         elif "softmax" in target or "norm" in target:
             self.hidden[target] = None
+
+
+def _hides(at: Instruction, target: str) -> bool:
+    """Whether a library call does elementwise work of its own: all but products, factorisations and calls of the
+    host.
+    """
+    work = work_of(at)
+    if work is None or work.kind in ("host", "linear_algebra", "contraction"):
+        return False
+    if target.startswith("__cudnn$conv"):
+        return "BiasActivation" in target
+    if target.startswith("__cublas"):
+        config = at.backend_config().get("gemm_backend_config")
+        return isinstance(config, dict) and config.get("epilogue", "DEFAULT") != "DEFAULT"
+    return True
 
 
 def _window_pairs(at: Instruction, size: Shape, out: Shape) -> int | None:
