@@ -7,10 +7,8 @@ buffers at each peak.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from importlib import resources
 from typing import Any
 
 from jaxcost.report.compare_bars import bars_svg
@@ -27,17 +25,17 @@ from jaxcost.report.compared import (
 )
 from jaxcost.report.numbers import about, exact, signed
 from jaxcost.report.page import STYLE
+from jaxcost.report.schedule import (
+    POLICY,
+    Series,
+    colours,
+    ordered,
+    package_file,
+    schedule_frame,
+    schedule_script,
+)
 from jaxcost.report.values import case_values
 
-# class -> its colour, readable on light and dark ground and told apart by readers who do not see all colours alike
-CLASSES = {
-    "parameter": "#4269d0", "optimizer": "#97bbf5", "gradient": "#ff725c", "saved": "#3ca951",
-    "gathered_weight": "#6cc5b0", "attention": "#efb118", "logits": "#a463f2", "cache": "#9c6b4e",
-    "input_output": "#9498a0", "workspace": "#ff8ab7", "temporary": "#d08a3c", "output": "#b0b4bc",
-    "constant": "#7d828c",
-}  # fmt: skip
-_OTHER = "#888"
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 BUFFERS_AT_PEAK = 16
 CHANGES_SHOWN = 12
 
@@ -51,31 +49,23 @@ def compare_page(data: Mapping[str, Any]) -> str:
         _summary(data),
         _notes(data),
         _bars(columns, classes),
-        _schedule(columns, classes),
+        _schedule(columns),
         _matrices(columns),
         _differences(data["differences"]),
         _peaks(columns),
         _foot(columns),
     ]
-    colours = "".join(
-        f".c-{name} {{ fill: {CLASSES.get(name, _OTHER)}; }} .s-{name} {{ background: {CLASSES.get(name, _OTHER)}; }}"
-        for name in classes
-    )
-    style = STYLE + _file("compare.css") + colours
+    style = STYLE + package_file("compare.css") + colours(classes)
     title = f"{data['model']}: compare"
     body = "\n".join(part for part in parts if part)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n'
         f"<body><h1>{escape(title)}</h1>\n{body}\n"
         f'<p class="dim">{escape(str(data["schema"]))}, jaxcost {escape(str(data["jaxcost"]))}</p>'
         f"{_script(columns, classes)}</body></html>\n"
     )
-
-
-def _file(name: str) -> str:
-    return resources.files("jaxcost.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _label(column: Mapping[str, Any]) -> str:
@@ -90,8 +80,7 @@ def _classes(columns: Sequence[Mapping[str, Any]]) -> list[str]:
         tables = [column["predicted"].get("by_class"), compiled.get("peak", {}).get("by_class")]
         tables += [point["by_class"] for point in (compiled.get("timeline") or {}).get("points", ())]
         found |= {name for table in tables if table for name, size in table.items() if size}
-    order = list(CLASSES)
-    return sorted(found, key=lambda name: (order.index(name) if name in order else len(order), name))
+    return ordered(found)
 
 
 def _head(data: Mapping[str, Any]) -> str:
@@ -191,30 +180,9 @@ def _bars(columns: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> str:
     return f'<h2>at the peak, by class</h2><p class="legend">{legend}</p>{drawing}'
 
 
-def _schedule(columns: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> str:
-    """The frame that the script fills: a choice of column, the plot, the cursor, and what is live under it."""
-    shown = _with_timeline(columns)
-    if not shown:
-        return ""
-    choices = "".join(
-        f'<label><input type="radio" name="column" value="{index}"{" checked" if index == 0 else ""}> '
-        f"{escape(_label(column))}</label>"
-        for index, column in enumerate(shown)
-    )
-    caption = "largest live buffers beside arguments and results, which stay throughout"
-    heads = ("class", "bytes", "shape", "scope", "source line or instruction")
-    head = "".join(f'<th scope="col"{" class=n" if name == "bytes" else ""}>{name}</th>' for name in heads)
-    return (
-        "<h2>memory over the schedule</h2><noscript><p>This plot needs its script; the buffers at each peak are "
-        'listed below.</p></noscript><section id="schedule" hidden>'
-        f"<fieldset><legend class=dim>compiled program</legend>{choices}</fieldset>"
-        '<svg id="plot" role="img" viewBox="0 0 960 330"></svg>'
-        '<label class="dim" for="cursor">point of the schedule</label>'
-        '<input type="range" id="cursor" min="0" max="0" value="0">'
-        '<p id="live-head"></p><p id="live-classes"></p><button type="button" id="to-peak">to the peak</button>'
-        f'<div class="wide"><table><caption>{caption}</caption><thead><tr>{head}</tr></thead>'
-        '<tbody id="live"></tbody></table></div></section>'
-    )
+def _schedule(columns: Sequence[Mapping[str, Any]]) -> str:
+    note = "This plot needs its script; the buffers at each peak are listed below."
+    return schedule_frame([_label(column) for column in _with_timeline(columns)], note)
 
 
 def _with_timeline(columns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -222,30 +190,10 @@ def _with_timeline(columns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
 
 
 def _script(columns: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> str:
-    shown = _with_timeline(columns)
-    if not shown:
-        return ""
-    data = {
-        "classes": list(classes),
-        "columns": [
-            {"label": _label(column), "limits": column["limits"], "timeline": _slim(column["compiled"]["timeline"])}
-            for column in shown
-        ],
-    }
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="schedule-data">{text}</script><script>{_file("compare.js")}</script>'
-
-
-def _slim(timeline: Mapping[str, Any]) -> dict[str, Any]:
-    """A timeline without what the page does not show."""
-    points = [
-        {name: point[name] for name in ("step", "instruction", "scope", "phase", "moment", "bytes", "live")}
-        | {"by_class": {name: size for name, size in point["by_class"].items() if size}}
-        for point in timeline["points"]
+    shown = [
+        Series(_label(column), column["limits"], column["compiled"]["timeline"]) for column in _with_timeline(columns)
     ]
-    names = ("bytes", "shape", "class", "scope", "phase", "source", "instruction")
-    buffers = {key: {name: row[name] for name in names} for key, row in timeline["buffers"].items()}
-    return {"steps": timeline["steps"], "peak_step": timeline["peak_step"], "points": points, "buffers": buffers}
+    return schedule_script(shown, classes)
 
 
 def _matrices(columns: Sequence[Mapping[str, Any]]) -> str:

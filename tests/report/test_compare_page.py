@@ -9,8 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from jaxcost.report.compare_page import CLASSES, compare_page
+from jaxcost.report.compare_page import compare_page
 from jaxcost.report.compared import percent, show_compare, unit_for, verdict
+from jaxcost.report.schedule import CLASSES
 from jaxcost.schema import schema
 from tests.planning.columns import compared, died, document_of, refused, rematerialised, requiring, same
 from tests.report.browser import WHY_SKIPPED, browser, chromium
