@@ -8,6 +8,8 @@
     seen = jaxcost.observe(case, target="h100:8")       # XLA's compiled program
     report = jaxcost.reconcile(prediction, seen)        # report.status, report.rows, report.findings
 
+    audit = jaxcost.audit(step, *abstract_arguments, target="tpu-v5e:2x4")      # any JAX function of yours
+
 Names load when they are first used, so that `import jaxcost` is free and an estimate never imports jax.
 """
 
@@ -27,6 +29,7 @@ _PUBLIC = {
     "predict": ("jaxcost.prediction.ledgers", "predict"),
     "vary": ("jaxcost.planning.sensitivity.run", "vary"),
     "observe": ("jaxcost.observation.observe", "observe"),
+    "audit": ("jaxcost.audits.audit", "audit"),
     "reconcile": ("jaxcost.reconciliation.report", "reconcile"),
     "Architecture": ("jaxcost.contracts.architecture", "Architecture"),
     "Case": ("jaxcost.contracts.case", "Case"),
@@ -37,6 +40,7 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
+    from jaxcost.audits.audit import audit as audit
     from jaxcost.catalog import from_huggingface as from_huggingface
     from jaxcost.catalog import load_architecture
     from jaxcost.contracts.architecture import Architecture as Architecture

@@ -17,7 +17,7 @@ import platform
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -184,31 +184,73 @@ def compile_lowered(
         **(private.CPU_LITTLE_EFFORT if optimisation_level == 0 else {}),
         **(options or {}),
     }
-    environment = describe_environment(target, chosen)
-    name = private.module_name(lowered)
+
+    def run(every: dict[str, Any]) -> _Ran:
+        compiled = lowered.compile(compiler_options=every)
+        return _Ran(
+            compiled.memory_analysis(), compiled.cost_analysis() or None, lambda: private.optimised_proto(compiled)
+        )
+
+    return _compile(run, private.module_name(lowered), target, chosen, dump=dump, before=before)
+
+
+def compile_module(module: private.Portable, target: Target, *, rematerialisation: bool = False) -> Compiled | Refusal:
+    """Compile a module that was lowered in another process, for the devices of the target in their order.
+
+    Raises:
+        RejectedError: module and target differ in their number of devices.
+    """
+    if module.device_count not in (1, target.device_count):
+        raise reject(
+            "target", target.text, f"the program is for {module.device_count} devices, the target has "
+            f"{target.device_count}", "choose a target with as many devices as the program's mesh",
+        )  # fmt: skip
+    chosen = {} if rematerialisation else dict(private.WITHOUT_REMATERIALISATION[target.family])
+
+    def run(every: dict[str, Any]) -> _Ran:
+        made = private.compile_portable(module, devices(target)[: module.device_count], every)
+        return _Ran(private.executable_memory(made), private.executable_costs(made), None)
+
+    environment = {**module.options, **chosen}
+    return _compile(run, module.name, target, chosen, dump=True, before=False, recorded=environment)
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What a compiler returned: its memory statistics, its costs, and how to have the module without a dump."""
+
+    memory: Any
+    costs: Mapping[str, float] | None
+    proto: Callable[[], bytes] | None
+
+
+def _compile(
+    run: Callable[[dict[str, Any]], _Ran], name: str, target: Target, chosen: Mapping[str, Any], *, dump: bool,
+    before: bool, recorded: Mapping[str, Any] | None = None,
+) -> Compiled | Refusal:  # fmt: skip
+    environment = describe_environment(target, recorded or chosen)
     with tempfile.TemporaryDirectory(prefix="dump-") as directory:
         dumping = {"xla_dump_to": directory, **private.DUMP_OPTIONS} if dump else {}
         started = time.perf_counter()
         try:
-            compiled = lowered.compile(compiler_options={**chosen, **dumping})
+            ran = run({**chosen, **dumping})
         except jax.errors.JaxRuntimeError as error:
             seconds = time.perf_counter() - started
             modules = _dumped(Path(directory), name, before)
             return _refusal(str(error), target, name, modules, seconds, environment)
         seconds = time.perf_counter() - started
-        if dump:
+        if ran.proto is not None and not dump:
+            modules = Modules(ran.proto(), has_buffer_assignment=False, before=None)
+        else:
             modules = _dumped(Path(directory), name, before)
             if modules.optimised is None:
                 raise RuntimeError(f"the compiler for {target.text} dumped no module after optimisation")
-        else:
-            modules = Modules(private.optimised_proto(compiled), has_buffer_assignment=False, before=None)
-    memory = _memory_analysis(compiled)
-    cost = compiled.cost_analysis()
+    memory = _memory_analysis(ran.memory)
     return Compiled(
         target.text, name, modules,
         memory, "" if memory is not None else f"the compiler for {target.text} gives no memory analysis",
-        dict(sorted(cost.items())) if cost else None,
-        "" if cost else f"the compiler for {target.text} gives no cost analysis ahead of time",
+        dict(sorted(ran.costs.items())) if ran.costs else None,
+        "" if ran.costs else f"the compiler for {target.text} gives no cost analysis ahead of time",
         seconds, environment,
     )  # fmt: skip
 
@@ -249,9 +291,8 @@ def _size(number: str, unit: str) -> int:
     return round(float(number) * _UNITS[unit])
 
 
-def _memory_analysis(compiled: Any) -> dict[str, int] | None:
+def _memory_analysis(statistics: Any) -> dict[str, int] | None:
     """Return every integer field of the compiler's memory statistics, by its own name."""
-    statistics = compiled.memory_analysis()
     if statistics is None:
         return None
     names = [name for name in dir(statistics) if name.endswith("_in_bytes")]

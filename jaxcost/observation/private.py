@@ -7,10 +7,12 @@ jax and jaxlib 0.10.2, jax-cuda13-plugin 0.10.2 and libtpu 0.0.42.1; what the so
 from __future__ import annotations
 
 import importlib
+import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 # Compiler options with no documentation of their own; each is accepted by the compiler of its family.
 #
@@ -61,6 +63,38 @@ def optimised_proto(compiled: Any) -> bytes:
     return b"\x0a" + _varint(len(module)) + module
 
 
+def compiled_module(compiled: Any) -> tuple[bytes, bool]:
+    """Return the HloProto of a compiled stage and whether a buffer assignment is in it.
+
+    The statistics of a CPU executable carry the assignment (field 3 of HloProto), without the heap's moments; those of
+    CUDA and TPU carry none.
+    """
+    module = optimised_proto(compiled)
+    assignment: bytes = getattr(compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"") or b""
+    return (module + b"\x1a" + _varint(len(assignment)) + assignment if assignment else module), bool(assignment)
+
+
+def compiled_platform(compiled: Any) -> tuple[str, int]:
+    """Return the platform of a compiled stage (`cpu`, `cuda`, `rocm`, `tpu`, ...) and its number of devices.
+
+    `Device.platform` of the shardings is public and says `gpu` for both of the second and third; a program without
+    arguments has none.
+    """
+    made = compiled._executable._unloaded_executable
+    devices = made.device_list
+    return str(devices[0].client.platform), len(devices)
+
+
+def compiled_name(compiled: Any) -> str:
+    """Return the name of a compiled stage's module; see `optimised_proto`."""
+    return str(compiled.runtime_executable().hlo_modules()[0].name)
+
+
+def lowered_platforms(lowered: Any) -> tuple[str, ...]:
+    """Return what a `jax.stages.Lowered` was lowered for."""
+    return tuple(lowered._lowering._platforms)
+
+
 def proto_of_text(text: str) -> bytes:
     """Return the HloProto of a module printed as text. For foreign dumps: the parser crashes on some inputs, so call
     it in a worker. No public reader of HLO text exists in jax 0.10.2 or 0.11.
@@ -68,6 +102,193 @@ def proto_of_text(text: str) -> bytes:
     parse: Callable[[str], Any] = importlib.import_module("jaxlib._hlo").hlo_module_from_text
     module: bytes = parse(text).as_serialized_hlo_module_proto()
     return b"\x0a" + _varint(len(module)) + module
+
+
+@dataclass(frozen=True)
+class Portable:
+    """A lowered module on its way to the process that compiles it: plain data.
+
+    `code` is StableHLO bytecode. `free_inputs` and `free_outputs` say of each whether the partitioner may choose its
+    sharding, as `jit` says of those for which none was given; effect tokens stand first. `shardy`: which partitioner
+    the module was lowered for. `options` are the compiler options of the `jit` itself.
+    """
+
+    name: str
+    code: bytes
+    device_count: int
+    free_inputs: tuple[bool, ...]
+    free_outputs: tuple[bool, ...]
+    tuple_arguments: bool
+    shardy: bool
+    options: Mapping[str, Any]
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the record as plain data and bytes."""
+        return asdict(self)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """Return the record of `to_data`."""
+        free = {name: tuple(data[name]) for name in ("free_inputs", "free_outputs")}
+        return cls(**{**data, **free})
+
+
+def lower_for(traced: Any, platform: str) -> Any:
+    """Lower a `jax.stages.Traced` for a platform that this process may not have."""
+    return traced.lower(lowering_platforms=(platform,))
+
+
+def trace_filter_jit(function: Any, *args: Any, **keywords: Any) -> Any:
+    """Trace a call of an `eqx.filter_jit` function.
+
+    Its public `lower` lowers for the platform present and takes only real arrays; an abstract one would be static.
+    Here its own jit is traced with the arguments split as it splits them, abstract arrays on the traced side. Read
+    from equinox 0.13.8 (`equinox._jit`).
+    """
+    import equinox as eqx
+    import jax
+    from equinox._compile_utils import hashable_partition
+
+    def traced(leaf: Any) -> bool:
+        return bool(eqx.is_array(leaf)) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+    bound = function._signature.bind(*args, **keywords)
+    every: tuple[Any, ...] = (*bound.args, None)  # its own dummy, for a call without arguments
+    dynamic_first, static_first = hashable_partition(every[0], traced)
+    dynamic_rest, static_rest = hashable_partition((every[1:], bound.kwargs), traced)
+    kept: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    (given if function.donate_first else kept)["first"] = dynamic_first
+    (given if function.donate_rest else kept)["fun"] = function._dynamic_fun
+    (given if function.donate_rest else kept)["rest"] = dynamic_rest
+    return function._cached.trace(given, kept, (function._static_fun, static_first, static_rest))
+
+
+def plain_stage(stage: Any) -> Any:
+    """Return JAX's own stage out of one that a library wrapped: `flax.nnx` keeps it as `traced`, `lowered`, `compiled`,
+    equinox as `lowered`, `compiled`. Read from flax 0.12.8 and equinox 0.13.8.
+    """
+    for name in ("traced", "lowered", "compiled"):
+        inner = getattr(stage, name, None)
+        if inner is not None and type(inner).__module__.startswith("jax"):
+            return inner
+    return stage
+
+
+def portable(lowered: Any) -> Portable:
+    """Return what a compile of a `jax.stages.Lowered` needs.
+
+    `jax.export` is the public way to carry a lowered function, but its module is another one: constants and calling
+    convention differ, donation is lost. What `Lowered.compile` itself hands to XLA is `_lowering`: the MLIR module and
+    `compile_args`. The rule for free shardings is that of `jax._src.interpreters.pxla.get_prop_to_input_output`.
+    """
+    from jax._src import config
+    from jax._src.interpreters import mlir, pxla
+
+    lowering = lowered._lowering
+    known = lowering.compile_args
+    if known["shape_poly_state"] is not None and known["shape_poly_state"].uses_dim_vars:
+        raise NotImplementedError("a shape with a symbolic dimension has no size")
+    module, code = lowering.stablehlo(), io.BytesIO()
+    with mlir.make_ir_context():
+        module.operation.write_bytecode(code)
+    free = pxla.get_prop_to_input_output(known["in_shardings"], known["out_shardings"], len(known["ordered_effects"]))
+    return Portable(
+        module_name(lowered), code.getvalue(), known["num_devices"], tuple(map(bool, free[0])),
+        tuple(map(bool, free[1])), bool(known["tuple_args"]), bool(config.use_shardy_partitioner.value),
+        dict(lowering._compiler_options_kvs),
+    )  # fmt: skip
+
+
+def compile_portable(module: Portable, devices: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Compile a module for devices in their logical order and return the runtime's executable.
+
+    `Lowered.compile` takes no devices of another platform than the process has, so its last step is taken here, with
+    the options that it would make. Ahead-of-time devices give an executable that is never loaded. Unchanged in jax
+    0.11 but for the type checks of `backend_compile_and_load`.
+    """
+    import numpy as np
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+
+    # Names that the modules import without exporting.
+    ir: Any = importlib.import_module("jax._src.lib.mlir").ir
+    device_list: Any = importlib.import_module("jax._src.lib")._jax.DeviceList
+    grid = np.empty((1, len(devices)), dtype=object)
+    grid[0, :] = devices
+    backend = devices[0].client
+    with mlir.make_ir_context():
+        parsed = ir.Module.parse(module.code)
+        made = compiler.get_compile_options(
+            1, len(devices), device_assignment=grid, env_options_overrides={**module.options, **options},
+            backend=backend,
+        )  # fmt: skip
+        made.parameter_is_tupled_arguments = module.tuple_arguments
+        build = made.executable_build_options
+        build.use_shardy_partitioner = module.shardy
+        build.allow_spmd_sharding_propagation_to_parameters = list(module.free_inputs)
+        build.allow_spmd_sharding_propagation_to_output = list(module.free_outputs)
+        return compiler.backend_compile_and_load(backend, parsed, device_list(tuple(devices)), made, [])
+
+
+def executable_costs(executable: Any) -> dict[str, float] | None:
+    """Return the cost analysis of a runtime executable; None where its compiler has none (CUDA ahead of time).
+
+    `Compiled.cost_analysis` is public and reads the same; an executable of another process's module has no `Compiled`.
+    """
+    import jax
+
+    try:
+        found: dict[str, float] | None = executable.cost_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("UNIMPLEMENTED"):
+            raise
+        return None
+    return dict(found) if found else None
+
+
+def executable_memory(executable: Any) -> Any:
+    """Return the memory statistics of a runtime executable, None where it has none; `Compiled.memory_analysis` is
+    public and reads the same.
+    """
+    return executable.get_compiled_memory_stats()
+
+
+@dataclass(frozen=True)
+class LoweringFacts:
+    """What a lowering knows of its arguments: names as they stand in the module, which are kept, and shardings.
+
+    `shardings` are those of the kept arguments, in order, None where none was given; `results` those of the results.
+    `meshes` are all meshes met, on arguments, results or inside.
+    """
+
+    names: tuple[str, ...]
+    kept: frozenset[int]
+    shardings: tuple[Any, ...]
+    results: tuple[Any, ...]
+    meshes: tuple[Any, ...]
+
+
+def lowering_facts(lowered: Any) -> LoweringFacts:
+    """Return what a `jax.stages.Lowered` knows of its arguments beyond `args_info`, which is public."""
+    import jax
+
+    known = lowered._lowering.compile_args
+    every = known["all_args_info"]
+    count = len(every.in_avals) if every is not None else len(known["global_in_avals"])
+    names = every.debug_info.safe_arg_names(count) if every is not None else [f"argument {i}" for i in range(count)]
+
+    def given(listed: Any) -> tuple[Any, ...]:
+        return tuple(item if isinstance(item, jax.sharding.Sharding) else None for item in listed or ())
+
+    inside = given(known.get("intermediate_shardings"))
+    taken, returned = given(known["in_shardings"]), given(known["out_shardings"])
+    meshes = [getattr(item, "mesh", None) for item in (*taken, *returned, *inside)]
+    meshes.append(known.get("context_mesh"))
+    return LoweringFacts(
+        tuple(names), frozenset(known["kept_var_idx"]), taken, returned,
+        tuple(mesh for mesh in meshes if mesh is not None and getattr(mesh, "axis_names", None)),
+    )  # fmt: skip
 
 
 def saved_residuals(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[tuple[Any, str]]:

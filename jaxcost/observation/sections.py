@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxcost.contracts.case import Case
 from jaxcost.observation.hlo import Contraction, HloReading, Total, read_hlo
+from jaxcost.observation.jaxpr import count_jaxpr
 from jaxcost.observation.targets import Target
 
 # The components of the reference network; `cache` is the write and read of the K/V cache.
@@ -48,7 +49,7 @@ def target_section(target: Target) -> dict[str, Any]:
 
 
 def hlo_sections(
-    hlo: bytes, target: Target, *, mesh: Mapping[str, int], scopes: frozenset[str]
+    hlo: bytes, target: Target, *, mesh: Mapping[str, int], scopes: frozenset[str] | None
 ) -> dict[str, dict[str, Any]]:
     """Read a module into the sections `hlo`, `memory` and `collectives`.
 
@@ -59,6 +60,24 @@ def hlo_sections(
     per_island = target.device_count // islands if islands > 1 else None
     reading = read_hlo(hlo, platform=target.family, mesh=mesh or None, scopes=scopes, devices_per_node=per_island)
     return {"hlo": _hlo(reading), "memory": _memory(reading), "collectives": _collectives(reading)}
+
+
+def jaxpr_section(jaxpr: Any, scopes: frozenset[str] | None = None) -> dict[str, Any]:
+    """Return the contractions of the program before any compiler changed it, over all devices."""
+    count = count_jaxpr(jaxpr, scopes=scopes)
+    values = Values()
+    return {
+        "flops": values(count.total, "flops"),
+        "by_phase": {phase: values(total, phase) for phase, total in sorted(count.by_phase.items())},
+        "by_scope_phase": [
+            {"scope": scope, "phase": phase, "flops": values(total, f"{scope} {phase}")}
+            for (scope, phase), total in sorted(count.by_place.items())
+        ],
+        "rows": [plain(row, values) for row in count.rows],
+        "opaque": [plain(row, values) for row in count.opaque],
+        "unknowns": list(count.unknowns),
+        "reasons": values.reasons,
+    }
 
 
 class Values:

@@ -21,13 +21,12 @@ import numpy as np
 from jaxcost.contracts.case import Case
 from jaxcost.contracts.mesh import program_mesh
 from jaxcost.observation.compiling import Compiled, Refusal, compile_lowered, make_mesh
-from jaxcost.observation.hlo.rematerialisation import limit_bytes
-from jaxcost.observation.jaxpr import count_jaxpr
 from jaxcost.observation.live_state import StateRow, by_role, live_state, same_arrays
 from jaxcost.observation.observed import SCHEMA
+from jaxcost.observation.overflow import refusal_section, rematerialisation_section
 from jaxcost.observation.parameters import Parameters, parameters_of, path_key
 from jaxcost.observation.residuals import saved_residuals
-from jaxcost.observation.sections import Values, compiler_section, hlo_sections, known_scopes, plain, target_section
+from jaxcost.observation.sections import compiler_section, hlo_sections, jaxpr_section, known_scopes, target_section
 from jaxcost.observation.targets import Target, parse_target
 from jaxcost.observation.worker import task
 from jaxcost.reference.model import abstract_model, parameter_tree
@@ -76,7 +75,7 @@ def observe_case(payload: Mapping[str, Any]) -> dict[str, Any]:
     observed = {
         "schema": SCHEMA,
         "status": "refused" if refused else "observed",
-        "reason": _refusal(first)["text"] if refused and isinstance(first, Refusal) else "",
+        "reason": refusal_section(first)["text"] if refused and isinstance(first, Refusal) else "",
         "evidence_class": "compiled" if hlo else "unmeasured",
         "origin": "compiled" if isinstance(first, Compiled) else "dump of the refused compile",
         "case": case.to_data(),
@@ -98,7 +97,10 @@ def observe_case(payload: Mapping[str, Any]) -> dict[str, Any]:
         },
         "parameters": parameters_section(case),
         "state": state_section(case, step, target.family),
-        "jaxpr": jaxpr_section(traced.jaxpr, scopes),
+        "jaxpr": {
+            **jaxpr_section(traced.jaxpr, scopes),
+            "residuals": [row.to_dict() for row in saved_residuals(traced.jaxpr, scopes)],
+        },
         **sections,
         "compiler": compiler_section(target.family, raw, sections) if hlo else None,
         "rematerialisation": rematerialisation,
@@ -227,25 +229,6 @@ def _arrays(state: Mapping[str, Any]) -> list[Any]:
     return [leaf for tree in state.values() for leaf in jax.tree.leaves(tree)]
 
 
-def jaxpr_section(jaxpr: Any, scopes: frozenset[str]) -> dict[str, Any]:
-    """Return the contractions of the program before any compiler changed it, over all devices."""
-    count = count_jaxpr(jaxpr, scopes=scopes)
-    values = Values()
-    return {
-        "flops": values(count.total, "flops"),
-        "by_phase": {phase: values(total, phase) for phase, total in sorted(count.by_phase.items())},
-        "by_scope_phase": [
-            {"scope": scope, "phase": phase, "flops": values(total, f"{scope} {phase}")}
-            for (scope, phase), total in sorted(count.by_place.items())
-        ],
-        "rows": [plain(row, values) for row in count.rows],
-        "opaque": [plain(row, values) for row in count.opaque],
-        "residuals": [row.to_dict() for row in saved_residuals(jaxpr, scopes)],
-        "unknowns": list(count.unknowns),
-        "reasons": values.reasons,
-    }
-
-
 def _state_row(row: StateRow, scopes: Mapping[str, str], donated: bool) -> dict[str, Any]:
     return {**row.to_dict(), "scope": scopes.get(row.parameter, ""), "donated": donated}
 
@@ -257,74 +240,11 @@ def _parts(argument: str) -> tuple[str, ...]:
 def _rematerialisation(
     lowered: Any, target: Target, first: Compiled | Refusal, sections: Mapping[str, Any], case: Case, allowed: bool
 ) -> dict[str, Any]:
-    """Return whether the program exceeds the device, whether XLA would recompute some of it in silence to fit, and what
-    a compile with XLA's defaults then did.
-    """
-    memory = sections["memory"] or {}
-    required, available = memory.get("required_bytes"), target.device_memory_bytes
-    exceeds = isinstance(first, Refusal) or (required is not None and available is not None and required > available)
-    believed, limit = memory.get("believed_bytes"), None
-    if target.family == "cuda" and believed is not None and available is not None:
-        limit = limit_bytes(memory["border_bytes"], available)
-    silent = limit is not None and believed is not None and believed > limit
-    section = {
-        "needed": exceeds,
-        "expected": None if limit is None else silent,
-        "believed_bytes": believed,
-        "limit_bytes": limit,
-        "device_memory_bytes": available,
-        "required_bytes": required,
-        "refusal": _refusal(first) if isinstance(first, Refusal) else None,
-        "second_compile": None,
-    }
-    if not (exceeds or silent) or not allowed or target.family == "cpu":
-        return section
-    second = compile_lowered(lowered, target, rematerialisation=True)
-    hlo = second.modules.optimised
-    seen: dict[str, Any] = {"hlo": None, "memory": None}
-    if hlo:
-        seen = hlo_sections(hlo, target, mesh=program_mesh(case), scopes=known_scopes(case))
-    section["second_compile"] = _second(second, seen, sections["hlo"])
-    return section
-
-
-def _second(second: Compiled | Refusal, seen: Mapping[str, Any], first_hlo: Mapping[str, Any] | None) -> dict[str, Any]:
-    hlo, memory = seen["hlo"] or {}, seen["memory"] or {}
-    flops, before = hlo.get("flops"), (first_hlo or {}).get("flops")
-    marked = [row for row in hlo.get("contractions", ()) if row["remat"]]
-    named = hlo.get("xla_remat", [])
-    return {
-        "status": "refused" if isinstance(second, Refusal) else "compiled",
-        "refusal": _refusal(second) if isinstance(second, Refusal) else None,
-        "flops": flops,
-        "excess_flops": None if flops is None or before is None else flops - before,
-        "remat_instructions": len(named),
-        "remat_instruction_flops": sum(row["total"] or 0 for row in marked),
-        "excess_by_scope_phase": _excess(hlo, first_hlo or {}),
-        "names": named[:20],
-        "required_bytes": memory.get("required_bytes"),
-        "live_peak_bytes": memory.get("live_peak_bytes"),
-        "flags": {name: str(value) for name, value in second.environment["compiler_options"].items()},
-        "module_digest": hashlib.sha256(second.modules.optimised).hexdigest() if second.modules.optimised else None,
-        "compile_seconds": second.compile_seconds,
-    }
-
-
-def _excess(after: Mapping[str, Any], before: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where the second compile does more contraction FLOPs than the first, or fewer."""
-    total: dict[tuple[str, str], int] = {}
-    for section, sign in ((after, 1), (before, -1)):
-        for row in section.get("by_scope_phase", ()):
-            key = (row["scope"], row["phase"])
-            total[key] = total.get(key, 0) + sign * (row["flops"] or 0)
-    return [{"scope": scope, "phase": phase, "flops": n} for (scope, phase), n in sorted(total.items()) if n]
-
-
-def _refusal(refusal: Refusal) -> dict[str, Any]:
-    return {
-        "text": refusal.text, "exhausted": refusal.exhausted, "required_bytes": refusal.required_bytes,
-        "available_bytes": refusal.available_bytes,
-    }  # fmt: skip
+    return rematerialisation_section(
+        target, first, sections,
+        again=(lambda: compile_lowered(lowered, target, rematerialisation=True)) if allowed else None,
+        read=lambda hlo: hlo_sections(hlo, target, mesh=program_mesh(case), scopes=known_scopes(case)),
+    )  # fmt: skip
 
 
 def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
