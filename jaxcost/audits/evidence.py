@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from jaxcost.observation.hlo import Graph, HloReading, Total, read_graph
+from jaxcost.observation.hlo.flops import FlopCount, count_flops
 from jaxcost.observation.sources import Program
 
 
@@ -26,6 +28,11 @@ class Evidence:
     def platform(self) -> str:
         """`cpu`, `cuda` or `tpu`."""
         return self.program.platform
+
+    @cached_property
+    def work(self) -> FlopCount:
+        """What the program computes, counted once for all sections."""
+        return count_flops(self.reading, self.graph)
 
 
 @dataclass
