@@ -23,8 +23,9 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
     """Return FLOPs in total, by phase, scope, class and type, and the largest instructions.
 
     `total` is an integer, the interval that a conditional leaves, or null with `reason` while something is unknown;
-    `minimum` is what is certainly executed and `maximum` null where nothing bounds it. `active` leaves out masked groups of ragged products;
-    `elementwise_products` are products that the compiler turned into multiply and reduce, part of no other number here.
+    `minimum` is what is certainly executed and `maximum` null where nothing bounds it. `active` leaves out masked
+    groups of ragged products; `elementwise_products` are products that the compiler turned into multiply and reduce,
+    part of no other number here.
     """
     work = evidence.work
     for unknown in work.unknowns:
@@ -93,7 +94,7 @@ def _row(row: FlopRow) -> dict[str, Any]:
 def _note(unknown: Unknown, notes: Notes) -> None:
     notes.unknown(
         unknown.name, unknown.kind, unknown.reason, target=unknown.target, scope=unknown.scope, phase=unknown.phase,
-        shapes=[*unknown.operands, unknown.result], source=short_path(unknown.source),
+        shapes=[shape for shape in (*unknown.operands, unknown.result) if shape], source=short_path(unknown.source),
         executions=number(unknown.executions), voids_total=unknown.voids, estimate=unknown.estimate,
         convention=unknown.convention, detail=unknown.detail,
     )  # fmt: skip
