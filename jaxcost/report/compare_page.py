@@ -7,10 +7,11 @@ buffers at each peak.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from jaxcost.report.cells import amount, grid
 from jaxcost.report.compare_bars import bars_svg
 from jaxcost.report.compared import (
     all_notes,
@@ -94,16 +95,6 @@ def _head(data: Mapping[str, Any]) -> str:
     )
 
 
-def _amount(value: int | None, unit: str, step: tuple[int, str] | None = None) -> str:
-    """A rounded size, and the exact one that the page's switch shows instead."""
-    if value is None:
-        return '<span class="unknown">unknown</span>'
-    text = f"{value / step[0]:,.2f} {step[1]}" if step else about(value, unit)
-    text = text or (f"{value:,} B" if unit == "bytes" else exact(value))
-    exactly = exact(value)
-    return f'<span class="rounded" title="{exactly} {unit}">{escape(text)}</span><span class="exactly">{exactly}</span>'
-
-
 def _summary(data: Mapping[str, Any]) -> str:
     columns, fractions = data["columns"], data["fractions"]
     every = [totals(column) for column in columns]
@@ -120,15 +111,15 @@ def _summary(data: Mapping[str, Any]) -> str:
         peak = column["predicted"]["peak_bytes"]
         between = ""
         if peak["expected"] is not None:
-            lower, upper = (_amount(peak[side], "bytes", step) for side in ("lower", "upper"))
+            lower, upper = (amount(peak[side], "bytes", step) for side in ("lower", "upper"))
             between = f'<br><small class="dim">{lower} to {upper}</small>'
         fits = [fit_text(column, fraction) for fraction in fractions if limited]
         numbers = (
-            _amount(pick["argument_bytes"], "bytes", step), _amount(found["peak_bytes"][0], "bytes", step) + between,
-            _amount(found["peak_bytes"][1], "bytes", step), escape(percent(column["error"]["peak_bytes"])),
-            _amount(found["required_bytes"][1], "bytes", step),
-            *([_amount(found["headroom_bytes"][1], "bytes", step)] if limited else []),
-            _amount(pick["flops"], "FLOPs"), _amount(pick["collective_bytes"], "bytes"),
+            amount(pick["argument_bytes"], "bytes", step), amount(found["peak_bytes"][0], "bytes", step) + between,
+            amount(found["peak_bytes"][1], "bytes", step), escape(percent(column["error"]["peak_bytes"])),
+            amount(found["required_bytes"][1], "bytes", step),
+            *([amount(found["headroom_bytes"][1], "bytes", step)] if limited else []),
+            amount(pick["flops"], "FLOPs"), amount(pick["collective_bytes"], "bytes"),
         )  # fmt: skip
         rows.append(
             f'<tr><th scope="row">{escape(column["name"])}</th>'
@@ -137,16 +128,7 @@ def _summary(data: Mapping[str, Any]) -> str:
             + "".join(f'<td class="{text.split()[0]}">{escape(text)}</td>' for text in fits)
             + "</tr>"
         )
-    return f'<div class="wide">{_grid(heads, rows, range(1 + several, 8 + several + limited))}</div>'
-
-
-def _grid(heads: Iterable[str], rows: Iterable[str], numbers: Iterable[int] = (), caption: str = "") -> str:
-    right = set(numbers)
-    head = "".join(
-        f'<th scope="col"{" class=n" if index in right else ""}>{escape(name)}</th>' for index, name in enumerate(heads)
-    )
-    title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<div class="wide">{grid(heads, rows, range(1 + several, 8 + several + limited))}</div>'
 
 
 def _notes(data: Mapping[str, Any]) -> str:
@@ -220,7 +202,7 @@ def _matrices(columns: Sequence[Mapping[str, Any]]) -> str:
             rows.append(f'<tr><th scope="row">{escape(kind)}</th>{cells}</tr>')
         if not rows:
             rows = ["<tr><td>no collective</td></tr>"]
-        table = _grid(["", *(f"over {axis}" for axis in axes)], rows, range(1, len(axes) + 1), _label(column))
+        table = grid(["", *(f"over {axis}" for axis in axes)], rows, range(1, len(axes) + 1), _label(column))
         parts.append(f'<div class="matrix">{table}</div>')
     note = (
         "payload of one device in one step, trips included: the whole array that moves; below it the prediction where "
@@ -241,11 +223,11 @@ def _matrix_cell(
         shown, below = predicted, "<small>predicted</small>"
     elif sides[1] is not None and predicted != compiled:
         status = statuses.get("/".join(key), "")
-        below = f'<small>predicted {_amount(predicted, "bytes")}<br><span class="{status}">{status}</span></small>'
+        below = f'<small>predicted {amount(predicted, "bytes")}<br><span class="{status}">{status}</span></small>'
     if not shown and not below:
         return '<td class="n dim">-</td>'
     shade = 0.06 + 0.5 * (shown or 0) / largest
-    text = _amount(shown, "bytes") + below
+    text = amount(shown, "bytes") + below
     return f'<td class="n" style="background: rgb(66 105 208 / {shade:.2f})">{text}</td>'
 
 
@@ -275,7 +257,7 @@ def _changes(rows: Sequence[Mapping[str, Any]]) -> str:
             unit = row["unit"]
             cells.append(
                 f"<tr><td>{what}</td><td>{escape(row['scope'] or '-')}</td><td>{escape(row['detail'])}</td>"
-                + "".join(f'<td class="n">{_amount(row[name], unit)}</td>' for name in ("before", "after"))
+                + "".join(f'<td class="n">{amount(row[name], unit)}</td>' for name in ("before", "after"))
                 + f'<td class="n">{_signed(row["change"], unit)}</td></tr>'
             )
         rest = found[CHANGES_SHOWN:]
@@ -288,7 +270,7 @@ def _changes(rows: Sequence[Mapping[str, Any]]) -> str:
     if not cells:
         return "<p>nothing changed</p>"
     heads = ("what", "scope", "class, collective or phase", "before", "after", "change")
-    return f'<div class="wide">{_grid(heads, cells, (3, 4, 5))}</div>'
+    return f'<div class="wide">{grid(heads, cells, (3, 4, 5))}</div>'
 
 
 def _signed(value: int, unit: str) -> str:
@@ -311,12 +293,12 @@ def _peaks(columns: Sequence[Mapping[str, Any]]) -> str:
             continue
         rows = [
             f"<tr><td>{escape(str(row.get('class') or row['kind']).replace('_', ' '))}</td>"
-            f'<td class="n">{_amount(row["bytes"], "bytes")}</td><td>{escape(row["shape"])}</td>'
+            f'<td class="n">{amount(row["bytes"], "bytes")}</td><td>{escape(row["shape"])}</td>'
             f"<td>{escape(', '.join(part for part in (row['scope'], row['phase']) if part) or row['op_name'])}</td>"
             f'<td class="dim">{escape(row["source"] or row["instruction"])}</td></tr>'
             for row in buffers[:BUFFERS_AT_PEAK]
         ]
-        table = _grid(("class", "bytes", "shape", "scope or argument", "source line or instruction"), rows, (1,))
+        table = grid(("class", "bytes", "shape", "scope or argument", "source line or instruction"), rows, (1,))
         parts.append(f'<details><summary>{escape(_label(column))}</summary><div class="wide">{table}</div></details>')
     return f"<h2>largest buffers at the peak</h2>{''.join(parts)}" if parts else ""
 
