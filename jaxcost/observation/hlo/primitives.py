@@ -69,7 +69,8 @@ def count_primitives(graph: Graph) -> Primitives:
     return _Counter(graph).count()
 
 
-def _kind(name: str, dtype: str) -> str:
+def kind_of(name: str, dtype: str) -> str:
+    """The name of a kind for operands of a type: integers and complex numbers carry theirs."""
     if name in _UNTYPED:
         return name
     if dtype in ("c64", "c128"):
@@ -136,7 +137,7 @@ class _Counter:
         name = _ELEMENTWISE.get(opcode)
         if name is not None:
             shape = at.shape if not at.shape.is_tuple else at.shape.elements[0]
-            yield _kind(name, at.operands[0].shape.dtype if opcode in _OF_OPERAND else shape.dtype), shape.size
+            yield kind_of(name, at.operands[0].shape.dtype if opcode in _OF_OPERAND else shape.dtype), shape.size
         elif opcode in _WITH_FUNCTION:
             yield from self._with_function(at)
         elif opcode == "rng-bit-generator":
