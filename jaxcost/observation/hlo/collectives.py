@@ -8,11 +8,12 @@ here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from jaxcost.observation.hlo.groups import Groups, MeshAxes, decode_groups
+from jaxcost.observation.hlo.groups import Groups, MeshAxes, decode_groups, devices_of, numbering
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import COLLECTIVES
 from jaxcost.observation.hlo.origins import Places, argument_of, behind, source_of
@@ -126,6 +127,20 @@ def _zero_filled(at: Instruction) -> bool:
     return False
 
 
+def _leaves(at: Instruction) -> bool:
+    """Whether a send or receive is between devices or slices: a transfer through the host, or one with its pairs."""
+    return bool(at.proto.is_host_transfer) or "_xla_send_recv_source_target_pairs" in _attributes(at)
+
+
+def _attributes(at: Instruction) -> dict[str, str]:
+    return {entry.key: entry.value for entry in at.proto.frontend_attributes.map}
+
+
+def _pairs(text: str) -> Groups:
+    """The pairs of `{{0,1},{1,2}}`."""
+    return tuple((int(source), int(target)) for source, target in _PAIR.findall(text[:_LONGEST]))
+
+
 def _sent(at: Instruction) -> Shape:
     """The array of a send or a receive, without the token and the context beside it."""
     whole = at.operands[0].shape if at.opcode == "send" else at.shape
@@ -162,6 +177,8 @@ _SAME = frozenset(
     "bitcast copy get-tuple-element convert all-reduce-done async-done reshape transpose opt-barrier".split()
 )
 _MAX_DEPTH = 32
+_PAIR = re.compile(r"\{\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*\}")
+_LONGEST = 1 << 22
 
 
 def _cuts(at: Instruction, index: int | None) -> list[Instruction]:
@@ -224,21 +241,42 @@ class _Reader:
         self.slice = one_slice(mesh or {}, devices_per_node)
         self.inside = MeshAxes(self.slice) if self.slice else None
         self.between = tuple(name for name, size in (mesh or {}).items() if self.slice and self.slice[name] < size)
-        self.decoded: dict[bytes, Groups] = {}
+        self.decoded: dict[tuple[bytes, int], Groups] = {}
 
     def groups(self, at: Instruction) -> Groups:
         if at.proto.source_target_pairs:
-            return tuple((pair.source, pair.target) for pair in at.proto.source_target_pairs)
+            return self.numbered(at, tuple((pair.source, pair.target) for pair in at.proto.source_target_pairs))
+        if at.opcode in ("send", "recv") and not at.proto.is_host_transfer:
+            return _pairs(_attributes(at).get("_xla_send_recv_source_target_pairs", ""))
         if at.opcode in ("send", "recv") or at.opcode.startswith("collective-permute"):
             return ()  # a permutation without pairs moves nothing
         parts = [
             at.proto.mesh_axes_replica_group_list, at.proto.iota_collective_device_list,
             at.proto.collective_device_list, *at.proto.replica_groups,
         ]  # fmt: skip
-        key = b"|".join(p.SerializeToString() for p in parts)
+        count = self.all_of(at)
+        key = b"|".join(p.SerializeToString() for p in parts), count
         if key not in self.decoded:
-            self.decoded[key] = decode_groups(at.proto, self.devices)
-        return self.decoded[key]
+            self.decoded[key] = decode_groups(at.proto, count)
+        return self.numbered(at, self.decoded[key])
+
+    def all_of(self, at: Instruction) -> int:
+        """How many ids no groups at all stand for."""
+        assigned = self.module.proto.device_assignment
+        if self.module.device_count == 1:
+            return self.devices
+        ids = numbering(at.opcode, at.proto.channel_id, at.proto.use_global_device_ids)
+        return {"devices": self.devices, "partitions": int(assigned.computation_count)}.get(
+            ids, int(assigned.replica_count)
+        )
+
+    def numbered(self, at: Instruction, groups: Groups) -> Groups:
+        """The groups as devices, whatever their ids number."""
+        assigned = self.module.proto.device_assignment
+        if self.module.device_count == 1:
+            return groups
+        ids = numbering(at.opcode, at.proto.channel_id, at.proto.use_global_device_ids)
+        return devices_of(groups, ids, max(1, assigned.replica_count), max(1, assigned.computation_count))
 
     def nodes(self, groups: Groups) -> int | None:
         """How many nodes (or slices) the widest group spans; ids are turned into those of physical devices.
@@ -272,7 +310,7 @@ class _Reader:
             into, out = (sum(sizes) for sizes in zip(*((p.operand_bytes, p.result_bytes) for p in pieces), strict=True))
             return (replace(pieces[0], operand_bytes=into, result_bytes=out),)
         found = []
-        for index, operand in enumerate(at.operands):
+        for index, operand in enumerate(at.operands[:1] if kind == "ragged-all-to-all" else at.operands):
             row = _laid_in_a_row(operand) if kind == "all-reduce" and scattered is None else [operand]
             if len(row) > 1:
                 found += [self._part(at, piece, piece.shape) for piece in row]
@@ -305,7 +343,9 @@ class _Reader:
     def row(self, at: Instruction) -> Collective:
         kind, form = at.opcode.removesuffix("-start"), "plain"
         scattered: Instruction | None = None
-        operands = _bytes(o.shape for o in at.operands)
+        # Of a ragged exchange the rest are the array received into, offsets and sizes.
+        sent = at.operands[:1] if kind == "ragged-all-to-all" else at.operands
+        operands = _bytes(o.shape for o in sent)
         result = _bytes([at.shape])
         callers = at.computation.callers
         caller = callers[0] if len(callers) == 1 else None
@@ -327,12 +367,13 @@ class _Reader:
         if kind == "all-reduce" and _zero_filled(at):
             form += ", gathers by summing into zeros"
         if at.opcode in ("send", "recv"):
-            attributes = {e.key: e.value for e in at.proto.frontend_attributes.map}
-            form = f"host transfer {attributes.get('_xla_megascale_transfer_type', '')}".strip()
-            sent = _sent(at).logical_bytes
-            operands, result = (sent, 0) if kind == "send" else (0, sent)
+            form = "point to point"
+            if at.proto.is_host_transfer:
+                form = f"host transfer {_attributes(at).get('_xla_megascale_transfer_type', '')}".strip()
+            moved = _sent(at).logical_bytes
+            operands, result = (moved, 0) if kind == "send" else (0, moved)
         groups = self.groups(at)
-        pairs = kind == "collective-permute"
+        pairs = kind in ("collective-permute", "send", "recv")
         axes = None
         if self.mesh and groups:
             axes = self.mesh.of_pairs(groups) if pairs else self.mesh.of_groups(groups)
@@ -375,7 +416,7 @@ def read_collectives(
     found = [
         at
         for at in module.walk()
-        if (at.opcode in COLLECTIVES or (at.opcode in ("send", "recv") and at.proto.is_host_transfer))
+        if (at.opcode in COLLECTIVES or (at.opcode in ("send", "recv") and _leaves(at)))
         and reader.counts[at.computation.id] != ZERO
     ]
     started = {(at.proto.channel_id, str(at.shape)) for at in found if _feeds(at, "AsyncCollectiveStart")}

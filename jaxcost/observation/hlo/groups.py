@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import prod
+from typing import Literal
 
 from jaxcost.observation.hlo.schema import Proto, rejected
 
@@ -108,6 +109,35 @@ def decode_groups(proto: Proto, device_count: int) -> Groups:
     if len(set(members)) != len(members) or any(i < 0 for i in members):
         raise rejected("hlo.replica_groups", f"{len(members)} members", "each device is in at most one group", _REMEDY)
     return groups
+
+
+Numbering = Literal["replicas", "partitions", "both", "devices"]
+_OVER_BOTH = frozenset("all-reduce all-gather reduce-scatter all-reduce-start all-gather-start".split())
+
+
+def numbering(opcode: str, channel: int, use_global_device_ids: bool) -> Numbering:
+    """What the ids of a collective's groups number.
+
+    Device `r p` of a program with R replicas of P partitions is `r P + p`. Ids are `devices`, or `replicas` (a group
+    for each partition), `partitions` (a group for each replica), or replicas with all their partitions (`both`).
+    """
+    if use_global_device_ids:
+        return "devices"
+    if not channel:
+        return "replicas"
+    return "both" if opcode in _OVER_BOTH else "partitions"
+
+
+def devices_of(groups: Groups, ids: Numbering, replicas: int, partitions: int) -> Groups:
+    """Groups of devices from groups of what their ids number; as they are where an id lies outside that range."""
+    largest = max((member for group in groups for member in group), default=0)
+    if ids == "devices" or largest >= (partitions if ids == "partitions" else replicas):
+        return groups
+    if ids == "partitions":
+        return tuple(tuple(r * partitions + p for p in group) for r in range(replicas) for group in groups)
+    if ids == "replicas":
+        return tuple(tuple(r * partitions + p for r in group) for group in groups for p in range(partitions))
+    return tuple(tuple(r * partitions + p for r in group for p in range(partitions)) for group in groups)
 
 
 class MeshAxes:

@@ -29,6 +29,11 @@ _COMBINE = -(1 << 63)  # xla::Tile::kCombineDimension: this dimension is merged 
 _MAX_DEPTH = 16
 
 
+def bits_of(dtype: str) -> int:
+    """Bits of one stored element; 0 for a tuple, a token, and what is no type known here."""
+    return _BITS.get(dtype, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One array, or a tuple of shapes. `bytes` is what the layout stores, all leaves together, without pointer
