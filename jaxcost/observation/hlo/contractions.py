@@ -20,7 +20,7 @@ from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 from jaxcost.observation.hlo.origins import Places, argument_of, behind, source_of
 from jaxcost.observation.hlo.schema import Proto, rejected
-from jaxcost.observation.hlo.scope import Place, common_scope, primitive_of
+from jaxcost.observation.hlo.scope import BACKWARD, REPLAY, Place, common_scope, primitive_of
 from jaxcost.observation.hlo.trips import ZERO, Executions, Total, exact
 
 _GEMM = ("__cublas$lt$matmul", "__cublas$gemm")
@@ -236,7 +236,7 @@ class _Reader:
         """The record of `at`; `numbers` when it is a product of two matrices, whose padding can then be found."""
         where, op_name = self.places.named(at)
         if not op_name:
-            where = self._by_weight(at, where)
+            where = self._by_feeders(at, self._by_weight(at, where))
         real = real_operations(*(operand.shape.dtype for operand in at.operands[:2]))
         flops = None if flops is None else flops * real
         times = self.counts[at.computation.id]
@@ -423,6 +423,17 @@ class _Reader:
         inside = "/" in scope and scope.split("/")[0] == where.scope.split("/")[0]
         alone = not where.scope and scope and "/" not in scope  # a tied table names the lookup, not the product
         return Place(scope, where.phase) if inside or alone else where
+
+    def _by_feeders(self, at: Instruction, where: Place) -> Place:
+        """The phase of a product whose name the compiler dropped, in a program without scopes: a gradient feeds it, or
+        none does.
+        """
+        if where.scope:
+            return where
+        feeding = [source_of(operand) for operand in at.operands[:2]]
+        phases = {self.places.of(feeder).phase for feeder in feeding if feeder.op_name and feeder.opcode != "parameter"}
+        later = next((phase for phase in (BACKWARD, REPLAY) if phase in phases), where.phase)
+        return Place(where.scope, later, exact=where.exact)
 
     def _scope_of_argument(self, path: str, scope: str) -> str:
         """The scope of a weight by its path, when the path names a known component (`params.attn.q_proj.weight`)."""
