@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from jaxcost.contracts.errors import reject
 from jaxcost.observation.pool import Pool, Request, request_for
-from jaxcost.observation.targets import Target, parse_target, require
+from jaxcost.observation.targets import LARGEST_DEVICE_COUNT, Target, parse_target, require
 
 ALLOWED = ("jaxcost.audits",)
 SCHEMA = "jaxcost.audit.v1"
@@ -169,7 +169,7 @@ def audit(
         lowered, module = lower_function(function, args, keywords, platform=found.family, options=options, mesh=mesh)
         request = module_request(lowered, module, fitting(found, module.device_count, bare=target == "cpu"), more)
     with nullcontext(pool) if pool is not None else Pool(size=1, allow=ALLOWED) as workers:
-        return _audit(workers.value(request))
+        return audited(workers.value(request))
 
 
 def _stage_request(kind: Any, stage: Any, target: Target, *, bare: bool, more: Mapping[str, Any]) -> Request:
@@ -192,6 +192,34 @@ def module_request(
     return request_for(target, f"{TASKS}:audit_module", payload, label=f"{lowered.name} {target.text}")
 
 
+def named_request(
+    name: str,
+    target: str,
+    *,
+    folder: str,
+    mesh: Mapping[str, int] | None = None,
+    trips: Mapping[str, int] | None = None,
+) -> Request:
+    """Return the request that imports a function by name (`module:name`) in a worker, compiles and audits it.
+
+    The worker has as many CPU devices as the target has devices, so that a mesh of the program can be made.
+
+    Raises:
+        RejectedError: the target is none.
+        UnavailableError: its compiler is not installed.
+    """
+    found = parse_target(target)
+    require(found)
+    payload = {
+        "function": name, "target": target, "folder": folder,
+        "mesh": dict(mesh) if mesh else None, "trips": dict(trips) if trips else None,
+    }  # fmt: skip
+    devices = min(found.device_count, LARGEST_DEVICE_COUNT["cpu"])
+    return Request(
+        f"{TASKS}:audit_named", payload, kind=found.family, cpu_devices=devices, label=f"{name} {found.text}"
+    )
+
+
 def fitting(target: Target, devices: int, *, bare: bool) -> Target:
     """Return the target for a program of so many devices; a bare `cpu` takes theirs.
 
@@ -207,7 +235,8 @@ def fitting(target: Target, devices: int, *, bare: bool) -> Target:
     return target
 
 
-def _audit(value: Mapping[str, Any]) -> Audit:
+def audited(value: Mapping[str, Any]) -> Audit:
+    """Return the audit that a task of `jaxcost.audits.tasks` made."""
     document = dict(value["document"])
     return Audit({"schema": document.pop("schema"), "jaxcost": _version(), **document})
 

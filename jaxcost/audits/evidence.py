@@ -68,7 +68,7 @@ def gather(
     Raises:
         RejectedError: the bytes are not one whole, consistent module.
     """
-    axes = dict(mesh if mesh is not None else program.lowered.mesh if program.lowered else {})
+    axes = dict(mesh if mesh is not None else program.lowered.mesh if program.lowered else program.mesh)
     target = program.target
     per_island = None
     if target is not None and (islands := max(target.node_count, target.slice_count)) > 1:

@@ -56,12 +56,14 @@ def audit_file(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Read a file of a compiled module and audit it.
 
     Args:
-        payload: `path`, optionally `platform`, `target`, `name`, `origin`, `notes`, and as in `audit_module`.
+        payload: `path`, the other arguments of `read_program` as far as known, and as in `audit_module`.
     """
     from jaxcost.observation.sources.files import read_program
 
     program = read_program(payload["path"], **{
-        name: payload[name] for name in ("platform", "target", "name", "origin", "notes") if payload.get(name)
+        name: payload[name]
+        for name in ("platform", "target", "name", "origin", "notes", "assignment", "device")
+        if payload.get(name)
     })  # fmt: skip
     return _audited(program, payload)
 

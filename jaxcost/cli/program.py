@@ -28,6 +28,7 @@ COMMANDS = {
     "import": ("jaxcost.cli.catalogue", "A Hugging Face config.json to a manifest."),
     "estimate": ("jaxcost.cli.estimate", "All ledgers of one case."),
     "verify": ("jaxcost.cli.verify", "Predict, observe, reconcile."),
+    "audit": ("jaxcost.cli.audit", "Any JAX function, HLO module or XLA dump: what it costs."),
     "plan": ("jaxcost.cli.plan", "What to choose: a training run, what to recompute."),
     "roofline": ("jaxcost.cli.roofline", "Which resource bounds each op and the step on a device."),
     "compare": ("jaxcost.cli.compare", "Sharding specs side by side, predicted and compiled."),

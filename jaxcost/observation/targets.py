@@ -213,6 +213,29 @@ def gpu_description(chip: str) -> str:
     ])  # fmt: skip
 
 
+def chip_of_description(text: str) -> str | None:
+    """Return the NVIDIA chip of the table that the text of a GpuTargetConfigProto describes, None where none or several
+    fit.
+
+    Its name decides. A driver may call a chip otherwise than the table does: then compute capability, number of cores
+    and memory (which drivers state a few percent apart) do.
+    """
+    name = re.search(r'\b(?:device_description_str|name): "([^"]*)"', text)
+    numbers = {
+        field: int(found[1]) if (found := re.search(rf"\b{field}: ([0-9]{{1,18}})\b", text)) else 0
+        for field in ("major", "minor", "core_count", "device_memory_size")
+    }
+    alike = []
+    for chip, row in _tables()["cuda"]["chips"].items():
+        if name is not None and row["description"] == name[1]:
+            return str(chip)
+        near = abs(numbers["device_memory_size"] - row["device_memory_size"]) * 20 <= row["device_memory_size"]
+        same = [numbers["major"], numbers["minor"]] == row["compute_capability"]
+        if same and near and numbers["core_count"] == row["core_count"]:
+            alike.append(str(chip))
+    return alike[0] if len(alike) == 1 else None
+
+
 def availability(target: Target | Family) -> Available | Unavailable:
     """Say whether the compiler of a target is installed, from package metadata alone."""
     family = target.family if isinstance(target, Target) else target

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import lzma
+import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
-from jaxcost.contracts.errors import UnavailableError, reject
-from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES
+from jaxcost.contracts.errors import RejectedError, UnavailableError, reject
+from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, split
 from jaxcost.observation.private import proto_of_text
 from jaxcost.observation.sources.program import Program
-from jaxcost.observation.targets import Family, parse_target
+from jaxcost.observation.targets import Family, Target, chip_of_description, parse_target
 
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 _NOT_HLO = "give an HLO module: *after_optimizations.hlo.pb of --xla_dump_to with --xla_dump_hlo_as_proto, or its text"
+
+# What only the compiler of one platform writes into a module: keys of its own configurations, names of its own calls.
+_MARKS: Mapping[Family, tuple[bytes, ...]] = {
+    "cpu": (b'"outer_dimension_partitions"', b"__ynn_fusion", b"__onednn$", b"python_cpu_callback"),
+    "cuda": (b'"operation_queue_id"', b"__cublas$", b"__cudnn$", b"__triton", b"__gpu$", b"python_gpu_callback"),
+    "tpu": (b'"flag_configs"', b"tpu_custom_call", b'"scoped_memory_configs"', b"AllocateBuffer$tpu"),
+}
+_MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")
+_AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"\s*=\s*([0-9]{1,9})')
+
+
+@dataclass(frozen=True)
+class ModuleFacts:
+    """What a module says of itself before it is read: `mesh` by Shardy, `scheduled` after optimisation."""
+
+    name: str
+    device_count: int
+    platform: Family | None
+    mesh: Mapping[str, int]
+    scheduled: bool
+    assigned: bool
 
 
 def read_program(
@@ -25,28 +50,140 @@ def read_program(
     name: str = "",
     origin: str = "",
     notes: Sequence[str] = (),
+    assignment: str | None = None,
+    device: str | None = None,
 ) -> Program:
     """Return the program of one file.
 
+    Args:
+        path: HloProto, HloModuleProto, HloSnapshot or HLO text, packed by gzip or xz or not.
+        platform: whose compiler wrote it; None reads it from the module.
+        target: the device it is of; gives the platform.
+        name, origin, notes: of the program.
+        assignment: the text of its buffer assignment, where the module is text.
+        device: the description of its GPU.
+
     Raises:
-        RejectedError: the file cannot be read, or holds no HLO module.
+        RejectedError: the file cannot be read, holds no HLO module, or is of another platform or number of devices than
+            the target.
         UnavailableError: it does not exist.
     """
-    path = Path(path)
+    path, said = Path(path), list(notes)
     data = unpacked(_bytes(path), path.name)
     text = is_text(data)
-    if text:
-        data = proto_of_text(data.decode("utf-8"))
+    hlo = _from_text(data, path.name) if text else _inner(data)
+    facts = module_facts(hlo)
     found = parse_target(target) if target else None
-    family: Family = platform or (found.family if found else "cpu")
+    family = _family(facts, platform, found, said)
+    if found is None and device is not None and family == "cuda":
+        found = _of_description(Path(device), facts.device_count, said)
+    if found is not None and found.device_count != facts.device_count:
+        rule = f"the module is for {facts.device_count} device{'s' * (facts.device_count > 1)}"
+        raise reject("target", found.text, rule, "name a target of as many devices")
+    if not facts.scheduled:
+        said.append(
+            "the module is not scheduled: it is from before the end of the compiler, its memory is not planned and its "
+            "FLOPs may be others than those that run"
+        )
     return Program(
-        origin=origin or ("text" if text else "proto"), name=name or path.name, hlo=data, platform=family, target=found,
-        notes=tuple(notes),
+        origin=origin or ("text" if text else "proto"), name=name or facts.name.removeprefix("jit_") or path.name,
+        hlo=hlo, platform=family, target=found, mesh=facts.mesh, notes=tuple(said),
     )  # fmt: skip
+
+
+def module_facts(hlo: bytes) -> ModuleFacts:
+    """Return what a module says of itself.
+
+    Raises:
+        RejectedError: the bytes are no HLO module.
+    """
+    parts = split(hlo)
+    module, assigned = parts.module, parts.module.device_assignment
+    devices = max(1, assigned.replica_count) * max(1, assigned.computation_count)
+    attributes = {entry.key: entry.value for entry in module.frontend_attributes.map}
+    return ModuleFacts(
+        module.name, devices, platform_of(hlo), mesh_axes(attributes.get("xla.sdy.meshes", ""), devices),
+        module.HasField("schedule"), parts.assignment is not None,
+    )  # fmt: skip
+
+
+def platform_of(hlo: bytes) -> Family | None:
+    """Return whose compiler wrote a module, by what only that one writes; None where nothing or several tell."""
+    found = [family for family, marks in _MARKS.items() if any(mark in hlo for mark in marks)]
+    return found[0] if len(found) == 1 else None
+
+
+def mesh_axes(text: str, devices: int) -> dict[str, int]:
+    """Return the axes of the one mesh over all devices in Shardy's `{mesh = #sdy.mesh<["data"=2, "model"=4]>}`."""
+    meshes = [tuple((name, int(size)) for name, size in _AXIS.findall(body)) for body in _MESH.findall(text)]
+    whole = {axes for axes in meshes if axes and prod(size for _, size in axes) == devices}
+    return dict(next(iter(whole))) if len(whole) == 1 else {}
+
+
+def _family(facts: ModuleFacts, platform: Family | None, target: Target | None, said: list[str]) -> Family:
+    if target is not None and platform is not None and target.family != platform:
+        raise reject("target", target.text, f"the module is of {platform}", "name a target of that platform")
+    named = target.family if target is not None else platform
+    if named is not None and facts.platform not in (None, named):
+        raise reject(
+            "platform", named, f"the module was written by the compiler for {facts.platform}", "leave the platform out"
+        )
+    if named is None and facts.platform is None:
+        said.append("nothing in the module tells its platform: it is read as one of cpu; --platform names another")
+    return named or facts.platform or "cpu"
+
+
+def _of_description(path: Path, devices: int, said: list[str]) -> Target | None:
+    """The target of a GpuTargetConfigProto's text, where it is a chip known here."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")[: 2**16]
+    except OSError:
+        return None
+    chip = chip_of_description(text)
+    if chip is None:
+        said.append("the GPU described beside the module is none of the targets known here: no device limit is known")
+        return None
+    try:
+        return parse_target(f"{chip}:{devices}")
+    except RejectedError:
+        return None
+
+
+def _from_text(data: bytes, name: str) -> bytes:
+    try:
+        return proto_of_text(data.decode("utf-8"))
+    except (ValueError, RuntimeError) as error:
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
+        raise reject(name, line[:200], "the text is no HLO module that this XLA reads", _NOT_HLO) from None
+
+
+def _inner(data: bytes) -> bytes:
+    """The HloProto of an HloSnapshot, whose first field it is; other bytes as they are."""
+    if data[:1] != b"\x0a":
+        return data
+    size, at, shift = 0, 1, 0
+    while at < min(len(data), 6):
+        byte = data[at]
+        size |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            break
+    inner = data[at : at + size]
+    if len(inner) != size or inner[:1] != b"\x0a":
+        return data
+    for candidate in (data, inner):
+        try:
+            split(candidate)
+        except RejectedError:
+            continue
+        return candidate
+    return data
 
 
 def _bytes(path: Path) -> bytes:
     try:
+        if not path.is_file() and path.exists():
+            raise reject(str(path), None, "is no plain file", _NOT_HLO)
         if path.stat().st_size > MAX_PROTO_BYTES:
             raise reject(str(path), path.stat().st_size, f"at most {MAX_PROTO_BYTES} bytes", "give one HLO module")
         return path.read_bytes()
@@ -66,17 +203,16 @@ def unpacked(data: bytes, name: str) -> bytes:
         raise reject(name, None, "is empty", _NOT_HLO)
     if data[:2] != _GZIP and data[:6] != _XZ:
         return data
+    decoder: Any
     try:
         if data[:2] == _GZIP:
             decoder = zlib.decompressobj(wbits=31)
-            out, whole = decoder.decompress(data, MAX_PROTO_BYTES), decoder.eof
         else:
-            unpacker = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=512 * 2**20)
-            out = unpacker.decompress(data, MAX_PROTO_BYTES)
-            whole = unpacker.eof
+            decoder = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=512 * 2**20)
+        out: bytes = decoder.decompress(data, MAX_PROTO_BYTES)
     except (zlib.error, lzma.LZMAError) as error:
         raise reject(name, str(error), "packed data must be whole", "dump the module again") from None
-    if not whole:
+    if not decoder.eof:
         rule = f"packed data must be whole and unpack to at most {MAX_PROTO_BYTES} bytes"
         raise reject(name, len(data), rule, "dump the module again, or give the unpacked file")
     return out

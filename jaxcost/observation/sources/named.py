@@ -19,25 +19,13 @@ from typing import Any
 from jaxcost.contracts.errors import RejectedError, reject
 from jaxcost.observation.private import Portable
 from jaxcost.observation.sources.functions import first_line, lower_function
+from jaxcost.observation.sources.names import OPTION as _OPTION
+from jaxcost.observation.sources.names import check_name
 from jaxcost.observation.sources.program import Lowered
 from jaxcost.observation.sources.stages import lowered_stage, stage_of
 from jaxcost.observation.targets import Target
 
-_OPTION = "--function"
 _FORM = "return (function, args) or (function, args, keywords), where args is a tuple of (abstract) arguments"
-
-
-def check_name(name: str) -> tuple[str, list[str]]:
-    """Return the module and the path of names of `module:name`.
-
-    Raises:
-        RejectedError: it is not of that form.
-    """
-    module, _, path = name.partition(":")
-    names = path.split(".")
-    if not all(part.isidentifier() for part in (*module.split("."), *names)):
-        raise reject(_OPTION, name, "not of the form module:name", "write for example --function train:step")
-    return module, names
 
 
 def lower_named(

@@ -78,6 +78,7 @@ class Program:
     `memory_analysis` and `cost_analysis` are the compiler's own numbers, None with a reason where there are none.
     `refused` is the compiler's text where it refused the program: then `hlo` is what it dumped on the way.
     `second` is the module compiled with XLA's own rematerialisation, where the first exceeds the device.
+    `mesh` are the axes that the module itself names, where nothing is known of its lowering.
     """
 
     origin: str
@@ -93,6 +94,7 @@ class Program:
     refused: str = ""
     second: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
+    mesh: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:

@@ -1,0 +1,190 @@
+"""A path to its audits: a file of a module, a dump directory, a saved audit. No jax is imported; a worker reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jaxcost.audits.audit import SCHEMA, TASKS, Audit, audited
+from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
+from jaxcost.observation.pool import Pool, Request, WorkerFailure
+from jaxcost.observation.sources.dumps import DumpedModule, choose, read_dump
+from jaxcost.observation.targets import Family, parse_target
+
+LARGEST_DOCUMENT_BYTES = 2**29
+RECORD_SCHEMA = "jaxcost.record.v1"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a path. `every`: all modules of a dump; `module`: the one of this name, number or label."""
+
+    path: Path
+    module: str | None = None
+    every: bool = False
+    platform: Family | None = None
+    target: str | None = None
+    mesh: Mapping[str, int] | None = None
+    trips: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A module of a dump that could not be audited, and why."""
+
+    label: str
+    problems: tuple[Problem, ...]
+
+
+def audit_path(
+    asked: Asked, pool: Pool, say: Callable[[str], None] = lambda message: None
+) -> tuple[list[Audit], list[Failed]]:
+    """Return the audits of a path: one, but for `every` module of a dump; with it one that fails leaves the others.
+
+    Raises:
+        RejectedError: what lies there cannot be read.
+        UnavailableError: nothing lies there.
+        WorkerError: the reader crashed, or exceeded its time or memory.
+    """
+    path = asked.path
+    if asked.target is not None:
+        parse_target(asked.target)
+    if path.is_dir():
+        return _dump(asked, pool, say)
+    if asked.module is not None or asked.every:
+        option, value = ("--module", asked.module) if asked.module is not None else ("--all", None)
+        raise reject(option, value, "a file is one module", "leave it out, or name a dump directory")
+    if not path.exists():
+        raise UnavailableError(str(path), "no such file or directory", "check the path")
+    if not path.is_file():
+        raise reject(str(path), None, "is no plain file", "copy its content to a file")
+    saved = _json(path)
+    if saved is None:
+        return [audited(pool.value(_request(asked, {"path": str(path.resolve())}, path.name)))], []
+    if saved.get("schema") == RECORD_SCHEMA:
+        return [_record(asked, saved, pool)], []
+    given = [name for name in ("platform", "target", "mesh", "trips") if getattr(asked, name)]
+    if given:
+        raise reject(f"--{given[0]}", str(path), "a saved audit is shown as it is", f"leave --{given[0]} out")
+    return [read_saved(saved, path.name)], []
+
+
+def read_audit(path: Path | str) -> Audit:
+    """Return a saved audit.
+
+    Raises:
+        RejectedError: the file holds none.
+        UnavailableError: it does not exist.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UnavailableError(str(path), "no such file", "check the path")
+    saved = _json(path) if path.is_file() else None
+    if saved is None:
+        raise reject(str(path), None, "is no saved audit", "write one with jaxcost audit --json > FILE")
+    return read_saved(saved, path.name)
+
+
+def read_saved(saved: Mapping[str, Any], where: str) -> Audit:
+    """Return the audit of a saved document.
+
+    Raises:
+        RejectedError: it is another document, or not whole.
+    """
+    if saved.get("schema") != SCHEMA:
+        raise reject(f"{where}.schema", saved.get("schema"), f"must be {SCHEMA}", "give jaxcost audit --json's output")
+    kinds = {"program": dict, "flops": dict, "memory": dict, "collectives": list, "unknowns": list, "findings": list}
+    wrong = [
+        Problem(f"{where}.{name}", type(saved.get(name)).__name__, f"must be a {kind.__name__}", "save the audit again")
+        for name, kind in kinds.items()
+        if not isinstance(saved.get(name), kind)
+    ]
+    if not wrong:
+        needed = (("program", "name"), ("program", "platform"), ("program", "target"), ("flops", "total"))
+        wrong = [
+            Problem(f"{where}.{part}.{name}", None, "is missing", "save the audit again")
+            for part, name in needed
+            if name not in saved[part]
+        ]
+    if wrong:
+        raise RejectedError(wrong)
+    return Audit.from_dict(saved)
+
+
+def _dump(asked: Asked, pool: Pool, say: Callable[[str], None]) -> tuple[list[Audit], list[Failed]]:
+    modules = read_dump(asked.path)
+    if not asked.every:
+        chosen, how = choose(modules, asked.module, asked.path.name)
+        return [audited(pool.value(_module(asked, chosen, how)))], []
+    if asked.module is not None:
+        _, _ = choose(modules, asked.module, asked.path.name)
+        modules = [at for at in modules if asked.module in (at.name, at.label, at.path.name, str(at.number))]
+    say(f"{len(modules)} modules")
+    results = pool.map(_module(asked, at, "") for at in modules)
+    audits, failed = [], []
+    for module, result in zip(modules, results, strict=True):
+        if isinstance(result, WorkerFailure):
+            fault = Problem(module.label, None, f"{result.kind}: {result.reason}", "audit it alone to see more")
+            failed.append(Failed(module.label, result.problems or (fault,)))
+        else:
+            audits.append(audited(result.value))
+    return audits, failed
+
+
+def _module(asked: Asked, module: DumpedModule, how: str) -> Request:
+    payload = {
+        "path": str(module.path.resolve()), "origin": "dump", "name": module.name.removeprefix("jit_"),
+        "notes": [f"module {module.label} ({module.path.name})", *([how] if how else [])],
+        "assignment": str(module.assignment.resolve()) if module.assignment else None,
+        "device": str(module.device.resolve()) if module.device else None,
+    }  # fmt: skip
+    if asked.platform is None and asked.target is None:
+        asked = replace(asked, platform=module.platform)
+    return _request(asked, payload, module.label)
+
+
+def _request(asked: Asked, payload: Mapping[str, Any], label: str) -> Request:
+    more = {name: getattr(asked, name) for name in ("platform", "target")}
+    tables = {name: dict(value) if (value := getattr(asked, name)) else None for name in ("mesh", "trips")}
+    return Request(f"{TASKS}:audit_file", {**payload, **more, **tables}, label=label)
+
+
+def _record(asked: Asked, saved: Mapping[str, Any], pool: Pool) -> Audit:
+    """The module of recorded evidence, which lies beside it."""
+    module = asked.path.with_name(asked.path.name.removesuffix(".json") + ".hlo.xz")
+    if not module.is_file():
+        raise UnavailableError(str(module), "the module of this record does not lie beside it", "check the path")
+    observed = saved.get("observed")
+    target = observed.get("target") if isinstance(observed, Mapping) else None
+    text = target.get("text") if isinstance(target, Mapping) else None
+    if asked.target is None and asked.platform is None and isinstance(text, str):
+        asked = replace(asked, target=text)
+    return audited(pool.value(_request(asked, {"path": str(module.resolve())}, module.name)))
+
+
+def _json(path: Path) -> Mapping[str, Any] | None:
+    """The object of a JSON file; None where the file is none, to be read as a module."""
+    try:
+        with path.open("rb") as file:
+            if file.read(4096).lstrip()[:1] != b"{":
+                return None
+        if path.stat().st_size > LARGEST_DOCUMENT_BYTES:
+            raise reject(str(path), path.stat().st_size, f"larger than {LARGEST_DOCUMENT_BYTES} bytes", "check it")
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise reject(str(path), None, f"cannot be read ({error.strerror})", "check its permissions") from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else "nested too deeply"
+        raise reject(str(path), reason[:200], "is no whole JSON document", "save the audit again") from None
+    return data if isinstance(data, dict) else None
+
+
+def several(audits: Sequence[Audit], failed: Sequence[Failed]) -> dict[str, Any]:
+    """Return the parts of the document of several audits: `audits` and `rejected`."""
+    return {
+        "audits": [audit.to_dict() for audit in audits],
+        "rejected": [{"module": at.label, "errors": [p.to_dict() for p in at.problems]} for at in failed],
+    }

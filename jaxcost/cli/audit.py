@@ -1,0 +1,182 @@
+"""`audit`: what any compiled program costs, from the program itself."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jaxcost.cli.options import WHOLE, output_options
+from jaxcost.cli.output import check_writable, document, print_json, write_file
+from jaxcost.contracts.errors import Problem, RejectedError, reject
+
+if TYPE_CHECKING:
+    from jaxcost.audits.audit import Audit
+    from jaxcost.audits.paths import Failed
+    from jaxcost.observation.pool import Pool
+
+_FILE = click.Path(path_type=Path)
+_AXIS = re.compile(r"\s*(?P<name>[^=,\s]+)\s*=\s*(?P<size>[0-9]{1,9})\s*")
+_TRIPS = re.compile(r"\s*(?P<name>[^=\s]+)\s*=\s*(?P<size>[0-9]{1,18})\s*")
+
+
+@click.command("audit")
+@click.argument("path", required=False, type=_FILE)
+@click.option("--function", "name", metavar="MODULE:NAME", help="Import this function, compile and audit it.")
+@click.option("--target", "targets", multiple=True, metavar="T", help="Compile for this target; may be repeated.")
+@click.option("--module", metavar="NAME", help="Which module of a dump: name, number or label.  [default: the largest]")
+@click.option("--all", "every", is_flag=True, help="Audit each module of a dump.")
+@click.option("--platform", type=click.Choice(["cpu", "cuda", "tpu"]), help="Whose compiler wrote the module.")
+@click.option("--mesh", metavar="data=2,fsdp=4", help="Mesh axes, in order; they name the collectives.")
+@click.option("--trips", multiple=True, metavar="LOOP=N", help="Trips of a loop that depends on run-time values.")
+@click.option("--export", type=_FILE, metavar="FILE", help="Write a file for a viewer (see docs/audit.md).")
+@click.option("--strict", is_flag=True, help="Exit code 1 where something is unknown.")
+@click.option("--timeout", type=WHOLE, default=600, metavar="S", help="Seconds for one program.  [default: 600]")
+@click.option("--memory", type=WHOLE, default=12, metavar="GIB", help="Memory of the worker.  [default: 12]")
+@output_options(html=True)
+def audit(
+    path: Path | None, name: str | None, targets: tuple[str, ...], html: Path | None, as_json: bool, quiet: bool,
+    export: Path | None, **parameters: Any,
+) -> int:  # fmt: skip
+    """FLOPs, memory, collectives and loops of any compiled program: a module, an XLA dump, a function.
+
+    PATH is an HLO module (proto or text, packed or not), a directory that --xla_dump_to wrote, or a saved audit. Only
+    --function imports code; it is found in this folder or on PYTHONPATH.
+
+    \b
+    Examples:
+        jaxcost audit module_0002.jit_step.sm_9.0a_gpu_after_optimizations.hlo.pb
+        jaxcost audit xla_dump --module jit_train_step --html step.html
+        jaxcost audit --function train:step --target h100:8 --target tpu-v5e:2x4
+        jaxcost audit --function train:step --target h100:8 --json > step.json
+    """
+    gc.enable()
+    for file, option in ((html, "--html"), (export, "--export")):
+        check_writable(file, option)
+    _check(path, name, targets, parameters)
+    mesh = _table(parameters["mesh"].split(","), _AXIS, "--mesh", "AXIS=N") if parameters["mesh"] else None
+    trips = _table(parameters["trips"], _TRIPS, "--trips", "LOOP=N") if parameters["trips"] else None
+    from jaxcost.audits.audit import ALLOWED
+    from jaxcost.observation.pool import Pool
+    from jaxcost.report.progress import progress
+
+    limits = {"timeout_seconds": float(parameters["timeout"]), "memory_bytes": parameters["memory"] * 2**30}
+    with progress("compiling" if name else "reading", quiet) as say, Pool(size=2, allow=ALLOWED, **limits) as pool:
+        failed: list[Failed] = []
+        if name is not None:
+            audits = _functions(name, targets or ("cpu",), mesh, trips, pool)
+        else:
+            from jaxcost.audits.paths import Asked, audit_path
+
+            assert path is not None
+            asked = Asked(
+                path, module=parameters["module"], every=parameters["every"], platform=parameters["platform"],
+                target=targets[0] if targets else None, mesh=mesh, trips=trips,
+            )  # fmt: skip
+            audits, failed = audit_path(asked, pool, say)
+    one = audits[0] if len(audits) == 1 and not failed and not parameters["every"] else None
+    _files(audits, one, html, export)
+    if as_json:
+        print_json(_document(audits, failed, one))
+    elif not quiet:
+        _show(audits, failed)
+    return _code(audits, failed, parameters["strict"])
+
+
+def _code(audits: list[Audit], failed: list[Failed], strict: bool) -> int:
+    if failed and not audits:
+        raise RejectedError(problem for at in failed for problem in at.problems)
+    refused = any(found.refused for found in audits)
+    return int(refused or bool(failed) or (strict and any(found.unknowns for found in audits)))
+
+
+def _check(path: Path | None, name: str | None, targets: tuple[str, ...], parameters: Mapping[str, Any]) -> None:
+    if (path is None) == (name is None):
+        rule = "give one of the two" if path is not None else "nothing is named"
+        raise reject("PATH", None if path is None else str(path), rule, "name a PATH or --function MODULE:NAME")
+    problems = []
+    for option, key in (("--module", "module"), ("--all", "every"), ("--platform", "platform")):
+        if name is not None and parameters[key]:
+            problems.append(Problem(option, parameters[key], "belongs to a dump or a file", "leave it out"))
+    if name is None and len(targets) > 1:
+        rule = "a compiled module is of one target"
+        problems.append(Problem("--target", ", ".join(targets), rule, "name one, or give a --function"))
+    for option in ("timeout", "memory"):
+        value = parameters[option]
+        if not isinstance(value, int) or not 0 < value <= 10**6:
+            rule = "must be a whole number from 1 to 1,000,000"
+            problems.append(Problem(f"--{option}", value, rule, "leave it out for the default"))
+    if problems:
+        raise RejectedError(problems)
+    if name is not None:
+        from jaxcost.observation.sources.names import check_name
+
+        check_name(name)
+
+
+def _table(parts: Any, form: re.Pattern[str], option: str, shape: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    problems = []
+    for part in parts:
+        match = form.fullmatch(part)
+        if match is None or match["name"] in found:
+            rule = f"not of the form {shape}" if match is None else "named twice"
+            problems.append(Problem(option, part, rule, f"write for example {option} {shape.lower()[:-1]}4"))
+        else:
+            found[match["name"]] = int(match["size"])
+    if problems:
+        raise RejectedError(problems)
+    return found
+
+
+def _functions(
+    name: str, targets: tuple[str, ...], mesh: Mapping[str, int] | None, trips: Mapping[str, int] | None, pool: Pool
+) -> list[Audit]:
+    from jaxcost.audits.audit import audited, named_request
+    from jaxcost.observation.pool import WorkerFailure
+
+    requests = [named_request(name, text, folder=str(Path.cwd()), mesh=mesh, trips=trips) for text in targets]
+    results = pool.map(requests)
+    for result in results:
+        if isinstance(result, WorkerFailure):
+            result.throw()
+    return [audited(result.value) for result in results if not isinstance(result, WorkerFailure)]
+
+
+def _files(audits: list[Audit], one: Audit | None, html: Path | None, export: Path | None) -> None:
+    for file, option in ((html, "--html"), (export, "--export")):
+        if file is not None and one is None:
+            raise reject(option, str(file), f"shows one audit, {len(audits)} were made", "name one target or module")
+    if export is not None and one is not None:
+        from jaxcost.audits.exports import export_text
+
+        write_file(export, export_text(one.data, export.name), "--export")
+    if html is not None and one is not None:
+        from jaxcost.report.audit_page import audit_page
+
+        write_file(html, audit_page(one.data), "--html")
+
+
+def _document(audits: list[Audit], failed: list[Failed], one: Audit | None) -> dict[str, Any]:
+    if one is not None:
+        return one.to_dict()
+    from jaxcost.audits.paths import several
+
+    return document("jaxcost.audits.v1", **several(audits, failed))
+
+
+def _show(audits: list[Audit], failed: list[Failed]) -> None:
+    from jaxcost.report.console import console
+
+    out = console()
+    for found in audits:
+        out.print(str(found), markup=False, soft_wrap=True)
+    for at in failed:
+        out.print(f"{at.label}: {at.problems[0].rule}", markup=False, soft_wrap=True)
+
+
+COMMANDS = {"audit": audit}
