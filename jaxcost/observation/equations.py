@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from jaxcost.observation.hlo.contractions import real_operations
 from jaxcost.observation.hlo.convolution import valid_pairs
 from jaxcost.observation.hlo.linalg import FFT_CONVENTION, ROUTINES, LibraryCount, Sizes, count_sizes, fft_flops
 from jaxcost.observation.hlo.primitives import kind_of
@@ -78,7 +79,12 @@ def _dot(eqn: Any) -> Cost:
     batch, k = prod(lhs[d] for d in lhs_b), prod(lhs[d] for d in lhs_k)
     m = prod(size for d, size in enumerate(lhs) if d not in (*lhs_k, *lhs_b))
     n = prod(size for d, size in enumerate(rhs) if d not in (*rhs_k, *rhs_b))
-    return Cost(2 * batch * m * k * n, (batch, m, k, n))
+    return Cost(2 * batch * m * k * n * _real(eqn), (batch, m, k, n))
+
+
+def _real(eqn: Any) -> int:
+    """Real products in one product of its operands."""
+    return real_operations(*("c64" if v.aval.dtype.kind == "c" else "" for v in eqn.invars[:2]))
 
 
 def _ragged(eqn: Any) -> int:
@@ -86,7 +92,7 @@ def _ragged(eqn: Any) -> int:
     (_, rhs_k), (_, rhs_b) = numbers.dot_dimension_numbers
     lhs, rhs = _shapes(eqn)
     apart = (*rhs_k, *rhs_b, *numbers.rhs_group_dimensions)
-    return 2 * prod(lhs) * prod(size for d, size in enumerate(rhs) if d not in apart)
+    return 2 * prod(lhs) * prod(size for d, size in enumerate(rhs) if d not in apart) * _real(eqn)
 
 
 def _convolution(eqn: Any) -> int | None:
@@ -104,7 +110,7 @@ def _convolution(eqn: Any) -> int | None:
             return None
         pairs *= valid
     batch: int = lhs[numbers.lhs_spec[0]] // params["batch_group_count"]
-    flops: int = 2 * pairs * rhs[numbers.rhs_spec[1]] * rhs[numbers.rhs_spec[0]] * batch
+    flops: int = 2 * pairs * rhs[numbers.rhs_spec[1]] * rhs[numbers.rhs_spec[0]] * batch * _real(eqn)
     return flops
 
 

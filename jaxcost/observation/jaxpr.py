@@ -23,6 +23,7 @@ from typing import Any
 from jaxcost.observation.equations import Cost, cost_of, operations
 from jaxcost.observation.hlo.scope import place, scope_parts
 from jaxcost.observation.hlo.trips import ONE, ZERO, Total, exact
+from jaxcost.observation.jaxpr_flow import Flow
 from jaxcost.observation.jaxpr_loops import trips_of
 from jaxcost.observation.jaxpr_values import Known, bare, evaluate, known_constant, read, scalar
 
@@ -40,6 +41,9 @@ class JaxprRow:
     `batch`, `m`, `k`, `n` are None for what is no product of two matrices. `flops` is None for a kernel, whose
     `operands` are all of them; `declared` is its own cost estimate. `basis` says where the count is from (shape,
     convention, unknown); `kernel` names the Pallas kernel that the equation is in.
+
+    `dead`: nobody reads its result. `repeats`: an earlier equation has the same operands. `alike`: how many executions
+    in a row give one result, because nothing they read changes in the loops around them.
     """
 
     primitive: str
@@ -58,6 +62,9 @@ class JaxprRow:
     basis: str = "shape"
     convention: str = ""
     kernel: str = ""
+    dead: bool = False
+    repeats: bool = False
+    alike: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +417,11 @@ def count_jaxpr(closed_jaxpr: Any, scopes: frozenset[str] | None = None, *, open
         raise TypeError(f"count_jaxpr takes a jaxpr, got {type(closed_jaxpr).__name__}")
     counter = _Counter(scope_parts(scopes), open_kernels=open_kernels)
     found, _ = counter.walk(jaxpr, "", [None] * len(jaxpr.invars), _consts(closed_jaxpr))
-    rows = tuple(found.rows.values())
+    facts = Flow(jaxpr).facts
+    rows = []
+    for key, row in found.rows.items():
+        fact = facts.get(key)
+        rows.append(row if fact is None else replace(row, dead=fact.dead, repeats=fact.repeats, alike=fact.alike))
     return JaxprCount(
         tuple(r for r in rows if r.flops is not None),
         tuple(r for r in rows if r.flops is None),

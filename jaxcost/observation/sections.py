@@ -62,10 +62,22 @@ def hlo_sections(
     return {"hlo": _hlo(reading), "memory": _memory(reading), "collectives": _collectives(reading)}
 
 
-def jaxpr_section(jaxpr: Any, scopes: frozenset[str] | None = None) -> dict[str, Any]:
-    """Return the contractions of the program before any compiler changed it, over all devices."""
-    count = count_jaxpr(jaxpr, scopes=scopes)
+def jaxpr_section(jaxpr: Any, scopes: frozenset[str] | None = None, *, open_kernels: bool = False) -> dict[str, Any]:
+    """Return the contractions of the program before any compiler changed it, over all devices.
+
+    `open_kernels`: count Pallas kernels by their own program, and everything that is no contraction by kind.
+    """
+    count = count_jaxpr(jaxpr, scopes=scopes, open_kernels=open_kernels)
     values = Values()
+    more = {
+        "kernels": [{**plain(row, values), "flops": interval(row.flops)} for row in count.kernels],
+        "operations": {kind: interval(total) for kind, total in count.operations.items()},
+        "interval": interval(count.total),
+        "intervals": [
+            {"scope": scope, "phase": phase, "flops": interval(total)}
+            for (scope, phase), total in sorted(count.by_place.items())
+        ],
+    }  # fmt: skip
     return {
         "flops": values(count.total, "flops"),
         "by_phase": {phase: values(total, phase) for phase, total in sorted(count.by_phase.items())},
@@ -77,7 +89,15 @@ def jaxpr_section(jaxpr: Any, scopes: frozenset[str] | None = None) -> dict[str,
         "opaque": [plain(row, values) for row in count.opaque],
         "unknowns": list(count.unknowns),
         "reasons": values.reasons,
+        **(more if open_kernels else {}),
     }
+
+
+def interval(total: Total) -> int | dict[str, int] | None:
+    """A total in JSON: its integer, the interval it lies in, or None where nothing bounds it."""
+    if total.minimum is None or total.maximum is None:
+        return None
+    return total.minimum if total.value is not None else {"minimum": total.minimum, "maximum": total.maximum}
 
 
 class Values:

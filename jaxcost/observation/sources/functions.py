@@ -117,7 +117,7 @@ def describe(
         name=module.name.removeprefix("jit_"), platform=platform, device_count=module.device_count,
         arguments=tuple(arguments), results=results,
         constants=tuple(constants(jaxpr)) if jaxpr is not None else (), mesh=mesh,
-        jaxpr=jaxpr_section(jaxpr) if jaxpr is not None else None,
+        jaxpr=jaxpr_section(jaxpr, open_kernels=True) if jaxpr is not None else None,
         callbacks=sum(_callbacks(jaxpr)) if jaxpr is not None else 0, warnings=(*said, *conflict),
     ), module  # fmt: skip
 
