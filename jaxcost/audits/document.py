@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxcost.audits import attribution, collectives, flops, jaxpr, loops, memory, trust
+from jaxcost.audits import attribution, collectives, fingerprint, flops, jaxpr, loops, memory, trust
 from jaxcost.audits.evidence import Evidence, Notes, gather
 from jaxcost.observation.sections import target_section
 from jaxcost.observation.sources import Program
@@ -20,8 +20,10 @@ SECTIONS: Mapping[str, Callable[[Evidence, Notes], Any]] = {
     "xla": trust.section,
     "memory": memory.section,
     "collectives": collectives.section,
+    "collective_totals": collectives.totals,
     "loops": loops.section,
     "attribution": attribution.section,
+    "compiled": fingerprint.section,
 }
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.audits.xla_counts import Counts, Recount, recount
 from jaxcost.observation.exceeded import exceeded
-from jaxcost.observation.hlo.flops import FlopCount, FlopRow, count_flops
+from jaxcost.observation.hlo.flops import FlopCount, FlopRow
 from jaxcost.observation.hlo.memory import Memory
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 from jaxcost.observation.hlo.trips import Total, declared_trips, exact, read_executions
@@ -70,7 +70,7 @@ class _Verdicts:
             counted = recount(evidence.graph.module, evidence.graph.executions)
         except _DAMAGE as error:
             damage = f"the module could not be recounted: {type(error).__name__}: {error}"
-        flops = count_flops(evidence.reading, evidence.graph)
+        flops = evidence.work
         values: dict[str, int | float | None] = {}
         reasons: dict[str, str] = {}
         for key, name in _FIELDS.items():
