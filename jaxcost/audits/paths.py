@@ -45,9 +45,9 @@ def audit_path(
     """Return the audits of a path: one, but for `every` module of a dump; with it one that fails leaves the others.
 
     Raises:
-        RejectedError: what lies there cannot be read.
+        RejectedError: what lies there cannot be read, or the worker that read it died, or exceeded its time or memory.
         UnavailableError: nothing lies there.
-        WorkerError: the reader crashed, or exceeded its time or memory.
+        WorkerError: a fault of jaxcost's own.
     """
     path = asked.path
     if asked.target is not None:
@@ -63,7 +63,7 @@ def audit_path(
         raise reject(str(path), None, "is no plain file", "copy its content to a file")
     saved = _json(path)
     if saved is None:
-        return [audited(pool.value(_request(asked, {"path": str(path.resolve())}, path.name)))], []
+        return [audited(_value(pool, _request(asked, {"path": str(path.resolve())}, path.name)))], []
     if saved.get("schema") == RECORD_SCHEMA:
         return [_record(asked, saved, pool)], []
     given = [name for name in ("platform", "target", "mesh", "trips") if getattr(asked, name)]
@@ -114,11 +114,21 @@ def read_saved(saved: Mapping[str, Any], where: str) -> Audit:
     return Audit.from_dict(saved)
 
 
+def _value(pool: Pool, request: Request) -> Any:
+    """What a worker makes of a file. What ends a worker is the file: XLA's parser of text dies on some damaged ones."""
+    result = pool.call(request)
+    if not isinstance(result, WorkerFailure):
+        return result.value
+    if result.kind in ("crashed", "timed_out", "memory_exceeded"):
+        raise reject(request.label, result.kind, result.reason, "dump the module again, as a proto")
+    result.throw()
+
+
 def _dump(asked: Asked, pool: Pool, say: Callable[[str], None]) -> tuple[list[Audit], list[Failed]]:
     modules = read_dump(asked.path)
     if not asked.every:
         chosen, how = choose(modules, asked.module, asked.path.name)
-        return [audited(pool.value(_module(asked, chosen, how)))], []
+        return [audited(_value(pool, _module(asked, chosen, how)))], []
     if asked.module is not None:
         _, _ = choose(modules, asked.module, asked.path.name)
         modules = [at for at in modules if asked.module in (at.name, at.label, at.path.name, str(at.number))]
@@ -162,7 +172,7 @@ def _record(asked: Asked, saved: Mapping[str, Any], pool: Pool) -> Audit:
     text = target.get("text") if isinstance(target, Mapping) else None
     if asked.target is None and asked.platform is None and isinstance(text, str):
         asked = replace(asked, target=text)
-    return audited(pool.value(_request(asked, {"path": str(module.resolve())}, module.name)))
+    return audited(_value(pool, _request(asked, {"path": str(module.resolve())}, module.name)))
 
 
 def _json(path: Path) -> Mapping[str, Any] | None:

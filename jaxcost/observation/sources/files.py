@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxcost.contracts.errors import RejectedError, UnavailableError, reject
 from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, split
+from jaxcost.observation.hlo.text import is_text, module_text
 from jaxcost.observation.private import proto_of_text
 from jaxcost.observation.sources.program import Program
 from jaxcost.observation.targets import Family, Target, chip_of_description, parse_target
@@ -151,7 +152,7 @@ def _of_description(path: Path, devices: int, said: list[str]) -> Target | None:
 
 def _from_text(data: bytes, name: str) -> bytes:
     try:
-        return proto_of_text(data.decode("utf-8"))
+        return proto_of_text(module_text(data, name))
     except (ValueError, RuntimeError) as error:
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
         raise reject(name, line[:200], "the text is no HLO module that this XLA reads", _NOT_HLO) from None
@@ -216,11 +217,3 @@ def unpacked(data: bytes, name: str) -> bytes:
         rule = f"packed data must be whole and unpack to at most {MAX_PROTO_BYTES} bytes"
         raise reject(name, len(data), rule, "dump the module again, or give the unpacked file")
     return out
-
-
-def is_text(data: bytes) -> bool:
-    """Whether bytes are HLO printed as text: it opens with its module, after comments at most."""
-    head = data[:4096].lstrip()
-    while head.startswith((b"//", b"#")):
-        head = head.partition(b"\n")[2].lstrip()
-    return head.startswith((b"HloModule ", b"HloModule,"))
