@@ -38,6 +38,7 @@ class Event:
     number: int
     kind: int
     buffer: int
+    owner: int
     instruction: str
     computation: str
     used: int
@@ -76,7 +77,9 @@ def replay(trace: Proto, sizes: dict[int, int]) -> Iterator[Event]:
                 used -= sizes[owner]
         else:
             raise rejected("hlo.heap_simulator_trace", event.kind, "an event is ALLOC, FREE or SHARE_WITH", _REMEDY)
-        yield Event(number, event.kind, buffer, event.instruction_name, event.computation_name, used, live)
+        yield Event(
+            number, event.kind, buffer, owners[buffer], event.instruction_name, event.computation_name, used, live
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +103,30 @@ def fullest(trace: Proto, sizes: dict[int, int]) -> Fullest:
             held = tuple(Held(h.owner, h.born, list(h.values)) for h in event.live.values())
             return Fullest(peak, at, event.instruction, held)
     return Fullest(0, -1, "", ())
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Memory in use from event `first` on and no more at event `end`: who took it, and every value that lay in it."""
+
+    owner: int
+    first: int
+    end: int
+    values: tuple[int, ...]
+
+
+def spans(trace: Proto, sizes: dict[int, int]) -> tuple[list[Span], int]:
+    """Every stretch of a trace over which one piece of memory is in use, and the number of events."""
+    found: list[Span] = []
+    open_: dict[int, tuple[int, list[int]]] = {}
+    number = -1
+    for event in replay(trace, sizes):
+        number = event.number
+        if event.kind == FREE:
+            if event.owner not in event.live:
+                first, values = open_.pop(event.owner)
+                found.append(Span(event.owner, first, number, tuple(values)))
+        else:
+            open_.setdefault(event.owner, (number, []))[1].append(event.buffer)
+    found += [Span(owner, first, number + 1, tuple(values)) for owner, (first, values) in open_.items()]
+    return found, number + 1

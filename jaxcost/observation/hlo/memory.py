@@ -29,6 +29,7 @@ from jaxcost.observation.hlo.timeline import Parts, Point, Shown, Step, Timeline
 
 _REMEDY = "the dump is damaged: dump the module again"
 _POINTER_BYTES = 8
+_HOST = 5  # xla::Layout::kHostMemorySpace
 _OVER_TIME = ("by_class_at_peak", "unclassified_bytes", "moments", "timeline")
 _LISTED = 12  # temporaries that a point of the timeline names
 
@@ -129,8 +130,8 @@ def result_table_bytes(module: Module, assignment: Proto | None, platform: str) 
 def _result_bytes(shape: Shape, platform: str) -> int:
     """Bytes of a program's result by its shape: the leaves and, on CPU and CUDA, the table of pointers to them."""
     if not shape.is_tuple or platform == "tpu":
-        return shape.bytes
-    return shape.bytes + _POINTER_BYTES * len(shape.elements)
+        return _device_bytes(shape)
+    return _device_bytes(shape) + _POINTER_BYTES * len(shape.elements)
 
 
 def _alias_bytes(module: Module) -> int:
@@ -139,8 +140,13 @@ def _alias_bytes(module: Module) -> int:
         shape = module.entry.root.shape.at(tuple(entry.output_shape_index))
         if shape is None:
             raise rejected("hlo.input_output_alias", list(entry.output_shape_index), "must index the result", _REMEDY)
-        total += shape.bytes
+        total += _device_bytes(shape)
     return total
+
+
+def _device_bytes(shape: Shape) -> int:
+    """Bytes of a shape's leaves less those that a layout puts into the host's memory."""
+    return sum(leaf.bytes for leaf in shape.leaves() if leaf.memory_space != _HOST)
 
 
 class _Reader:
@@ -152,13 +158,25 @@ class _Reader:
         for buffer in assignment.logical_buffers:
             if buffer.size < 0:
                 raise rejected("hlo.logical_buffers", buffer.size, "a size is 0 or more", _REMEDY)
-        self.device = {i: b.size if b.color == 0 else 0 for i, b in self.buffers.items()}
+        self.device = device_sizes(assignment)
         self.anywhere = {i: b.size for i, b in self.buffers.items()}
         self._kinds: dict[int, Kind] = {}
 
     def defined_by(self, buffer: Proto) -> tuple[Instruction | None, Shape | None]:
         made = self.module.instructions.get(buffer.defined_at.instruction_id)
         return made, made.shape.at(tuple(buffer.defined_at.shape_index)) if made else None
+
+    def only_tables(self) -> bool:
+        """Whether all temporaries are tables of pointers: those are in no heap trace, and need none."""
+        for allocation in self.assignment.buffer_allocations:
+            if _kind(allocation) != "temporary" or allocation.color != 0 or allocation.is_thread_local:
+                continue
+            for assigned in allocation.assigned:
+                buffer = self.buffers.get(assigned.logical_buffer_id)
+                shape = self.defined_by(buffer)[1] if buffer is not None else None
+                if shape is None or not shape.is_tuple:
+                    return False
+        return True
 
     def kind(self, buffer_id: int) -> Kind:
         """The class of a value in temporary memory."""
@@ -340,7 +358,7 @@ def read_memory(
     if assignment is None:
         why = "the module came without a buffer assignment (a compile-time dump has one)"
         unknown = ("constant", "temp", "required", "live_peak", "fragmentation", "all_spaces_peak")
-        argument = sum(s.bytes for s in shapes)
+        argument = sum(_device_bytes(s) for s in shapes)
         absent = dict.fromkeys((*(f"{name}_bytes" for name in unknown), *_OVER_TIME), why)
         memory = Memory(
             argument,
@@ -376,7 +394,7 @@ def read_memory(
     resident = required - sums["temporary"]
     traces = assignment.heap_simulator_traces
     reasons: dict[str, str] = {}
-    if not traces and sums["temporary"]:
+    if not traces and sums["temporary"] and not reader.only_tables():
         why = (
             "the buffer assignment came without heap traces (the CPU runtime drops them; a compile-time dump has them)"
         )
@@ -388,12 +406,7 @@ def read_memory(
             moments=(), timeline=None, believed_bytes=believed, border_bytes=border, reasons=dict.fromkeys(names, why),
         )  # fmt: skip
         return memory, []
-    # XLA does not say which allocation a trace belongs to (its index is stale on CPU and CUDA): take the fullest.
-    peak, of = Fullest(0, -1, "", ()), None
-    for trace in traces:
-        replayed = fullest(trace, reader.device)
-        if replayed.bytes > peak.bytes:
-            peak, of = replayed, trace
+    peak, of = fullest_trace(assignment, reader.device)
     fixed = reader.resident()
     over_time = reader.over_time(of, fixed, peak)
     at_step = {held.owner: _born(over_time.steps, held.born) for held in peak.live}
@@ -409,6 +422,24 @@ def read_memory(
         timeline=over_time.timeline, believed_bytes=believed, border_bytes=border, reasons=reasons,
     )  # fmt: skip
     return memory, []
+
+
+def device_sizes(assignment: Proto) -> dict[int, int]:
+    """Bytes of each logical buffer in device memory: 0 for those of another memory."""
+    return {b.id: b.size if b.color == 0 else 0 for b in assignment.logical_buffers}
+
+
+def fullest_trace(assignment: Proto, sizes: dict[int, int]) -> tuple[Fullest, Proto | None]:
+    """The fullest moment of all heap traces, and the trace it belongs to; None where nothing is ever taken.
+
+    XLA does not say which allocation a trace belongs to (its index is stale on CPU and CUDA).
+    """
+    peak, of = Fullest(0, -1, "", ()), None
+    for trace in assignment.heap_simulator_traces:
+        replayed = fullest(trace, sizes)
+        if replayed.bytes > peak.bytes:
+            peak, of = replayed, trace
+    return peak, of
 
 
 def _born(steps: list[Step], event: int) -> int:

@@ -1,0 +1,285 @@
+"""The changes that an audit proposes to lower a peak: what each would take out of the plan, and what it may put in.
+
+No change is proposed for its size alone: each rests on something the module shows, which its derivation names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from math import prod
+
+from jaxcost.audits.arguments import Bound, bound_arguments, whole_argument
+from jaxcost.audits.donation import Possible, grouped
+from jaxcost.audits.remat import checkpoints
+from jaxcost.audits.replay import Change, Edit, Held, Replay
+from jaxcost.audits.residents import copied_by, nearest_source
+from jaxcost.observation.hlo.flow import Slot, Value
+from jaxcost.observation.hlo.module import Instruction
+from jaxcost.observation.hlo.purposes import COPY, GRADIENT, PARAMETER, RECOMPUTED, SAVED, STATE, TEMPORARY
+from jaxcost.observation.hlo.shapes import ELEMENT_TYPES
+
+_LARGE = 1 << 16
+_CHUNKS = 8
+_BITS = dict(ELEMENT_TYPES.values())
+
+
+def changes(replay: Replay, possible: list[Possible]) -> Iterator[Change]:
+    """Every change that the module gives grounds for."""
+    arguments, _ = bound_arguments(replay.evidence)
+    yield from _donate(possible)
+    yield from checkpoints(replay)
+    yield from _shard(replay, arguments)
+    yield from _narrow(replay)
+    yield from _constants(replay)
+    yield from _padding(replay)
+    yield from _chunk(replay)
+    yield from _offload(replay, arguments)
+    yield from _loop_copies(replay)
+    yield from _microbatches(replay, arguments)
+
+
+def whole(held: Held, size: int) -> Edit:
+    """An edit that leaves `size` bytes of a stretch."""
+    return Edit(held.span.first, held.span.end, size - held.bytes)
+
+
+def _donate(possible: list[Possible]) -> Iterator[Change]:
+    for argument, found in grouped(possible).items():
+        sure = [p for p in found if p.sure]
+        for chosen, bound in ((sure, "exact"), ([p for p in found if not p.sure], "upper")):
+            size = sum(p.bytes for p in chosen)
+            if not size:
+                continue
+            yield Change(
+                "donate", argument, f"donate {argument} (donate_argnums or donate_argnames)",
+                f"{len(chosen)} results of {size} bytes in all would take over its memory; {chosen[0].why}",
+                "exact" if bound == "exact" else "upper", resident=-size,
+                assumptions=("the caller does not use it again",),
+            )  # fmt: skip
+
+
+# Sharding and places ----------------------------------------------------------------------------------------------
+
+
+def _shard(replay: Replay, arguments: list[Bound]) -> Iterator[Change]:
+    """Arguments that every device of a mesh axis holds whole."""
+    evidence = replay.evidence
+    devices = evidence.reading.device_count
+    lowered = evidence.program.lowered
+    if devices < 2:
+        return
+    groups: dict[tuple[str, str, int], list[Bound]] = defaultdict(list)
+    for argument in arguments:
+        at = argument.parameter
+        if at is None or at.shape.is_tuple or at.shape.bytes < _LARGE or not at.shape.dims:
+            continue
+        if argument.given is not None and lowered is not None and argument.given.sharding:
+            used = set(re.findall(r"'([^']+)'", argument.given.sharding))
+            axes = {name: size for name, size in evidence.mesh.items() if name not in used and size > 1}
+        elif argument.given is not None and prod(argument.given.shape) == at.shape.size:
+            axes = {"all devices": devices}
+        else:
+            continue
+        for name, size in axes.items():
+            if any(d % size == 0 and d >= size for d in at.shape.dims):
+                groups[whole_argument(argument.path), name, size].append(argument)
+    for (path, axis, size), found in groups.items():
+        held = sum(a.bytes for a in found)
+        yield Change(
+            "shard", path, f"shard {path} over {axis} ({size} devices)",
+            f"{len(found)} arrays, {held} bytes, are the same on each of {size} devices: a share is "
+            f"{held - held * (size - 1) // size} bytes", "upper", resident=-(held * (size - 1) // size),
+            assumptions=("what is gathered for use is not counted",),
+        )  # fmt: skip
+
+
+def _offload(replay: Replay, arguments: list[Bound]) -> Iterator[Change]:
+    """Optimizer state in the host's memory, one array at a time on the device."""
+    if replay.evidence.platform == "cpu":
+        return
+    found = [
+        a for a in arguments
+        if a.parameter is not None and a.parameter.shape.memory_space == 0
+        and replay.purposes.argument(a.path).name == STATE
+    ]  # fmt: skip
+    size = sum(a.bytes for a in found)
+    if size:
+        yield Change(
+            "offload", "optimizer state", "keep the optimizer's state in pinned host memory between steps",
+            f"{len(found)} arguments, {size} bytes, hold optimizer state by their paths", "upper", resident=-size,
+            assumptions=("the update streams: the arrays in flight are not counted", "transfers take time"),
+        )  # fmt: skip
+
+
+# Types, constants, layouts ----------------------------------------------------------------------------------------
+
+
+def _narrow(replay: Replay) -> Iterator[Change]:
+    """Arrays that only hold, in a wide type, what was computed in a narrow one."""
+    groups: dict[tuple[str, str, str], list[Held]] = defaultdict(list)
+    for held in replay.held:
+        if held.at is None or held.bytes < _LARGE:
+            continue
+        found = _widened(replay, held)
+        if found is not None:
+            made, narrow = found
+            if replay.evidence.platform == "cpu" and not made.op_name:
+                continue  # the CPU compiler widens bf16 by itself: no change of the program takes that out
+            shape = held.at.shape.at(held.index)
+            where = nearest_source(replay.evidence.graph.module, made) or made.name
+            groups[where, narrow, shape.dtype if shape is not None else ""].append(held)
+    for (where, narrow, wide), found_ in groups.items():
+        edits = tuple(whole(h, h.bytes * _BITS[narrow] // _BITS[wide]) for h in found_)
+        yield Change(
+            "dtype", where, f"keep the {narrow} value that {where} widens to {wide}, and widen it where it is read",
+            f"{len(found_)} buffers, {sum(h.bytes for h in found_)} bytes, are a conversion of {narrow} to {wide}",
+            "upper", edits, assumptions=("every reader can widen for itself",),
+        )  # fmt: skip
+
+
+def _widened(replay: Replay, held: Held) -> tuple[Instruction, str] | None:
+    at, flow = held.at, replay.purposes.flow
+    assert at is not None
+    shape = at.shape.at(held.index)
+    if shape is None or shape.is_tuple or shape.dtype not in ("f32", "f64", "s32"):
+        return None
+    start: Instruction | None = at if not held.index else None
+    for slot in flow.reach(Value(at, held.index)).slots[:1]:
+        for near in flow.chain(slot):
+            change, writer = replay.purposes.change(near)
+            if change == "stacked" and writer is not None and writer.opcode == "dynamic-update-slice":
+                start = writer.operands[1]
+    here = start
+    for _ in range(16):
+        if here is None:
+            return None
+        if here.opcode == "convert":
+            narrow = here.operands[0].shape.dtype
+            smaller = 0 < _BITS.get(narrow, 0) < _BITS[shape.dtype] and narrow != "pred"
+            return (here, narrow) if smaller and here.shape.dtype == shape.dtype else None
+        if here.opcode in ("fusion", "bitcast", "reshape", "transpose", "copy", "parameter", "get-tuple-element"):
+            here = flow.behind(here)
+        else:
+            return None
+    return None
+
+
+def _constants(replay: Replay) -> Iterator[Change]:
+    """Large constants that are allocated, the equal ones together."""
+    for row in replay.evidence.reading.memory.live:
+        if row.kind == "constant" and row.bytes >= _LARGE:
+            yield Change(
+                "constant", row.instruction, f"compute {row.shape} in the program, or pass it as an argument",
+                f"the constant {row.instruction} {row.shape} is allocated for as long as the program is loaded",
+                "upper", resident=-row.bytes,
+                assumptions=("it can be computed where it is used; passed as an argument it is resident as well",),
+            )  # fmt: skip
+
+
+def _padding(replay: Replay) -> Iterator[Change]:
+    groups: dict[str, tuple[list[Edit], int]] = {}
+    for held in replay.held:
+        shape = held.at.shape.at(held.index) if held.at is not None else None
+        if shape is None or shape.is_tuple or held.bytes < _LARGE:
+            continue
+        padding = held.bytes - shape.logical_bytes
+        if shape.bytes > shape.logical_bytes and padding > 0 and shape.bytes == held.bytes:
+            edits, total = groups.get(str(shape), ([], 0))
+            groups[str(shape)] = ([*edits, whole(held, shape.logical_bytes)], max(total, padding))
+    for text, (edits, padding) in groups.items():
+        yield Change(
+            "padding", text, f"reshape {text} so that its two minor dimensions fill the tiles",
+            f"tiles add {padding} bytes to {text}; {len(edits)} buffers", "upper", tuple(edits),
+            assumptions=("a layout without padding exists for the operations around it",),
+        )  # fmt: skip
+    for row in replay.evidence.reading.memory.live:
+        if row.kind in ("parameter", "output") and row.padding_bytes >= _LARGE:
+            yield Change(
+                "padding", row.op_name or row.instruction, f"reshape {row.shape}: it leaves tiles empty",
+                f"tiles add {row.padding_bytes} bytes to {row.shape}", "upper", resident=-row.padding_bytes,
+                assumptions=("a layout without padding exists for the operations around it",),
+            )  # fmt: skip
+
+
+# Sizes of work ----------------------------------------------------------------------------------------------------
+
+
+def _chunk(replay: Replay) -> Iterator[Change]:
+    """The largest working array and those of its size (logits and their gradient): an eighth of each at a time."""
+    working = (TEMPORARY, GRADIENT, RECOMPUTED, SAVED)
+    owned = {p.shape.size for p in replay.evidence.graph.module.entry.parameters.values() if not p.shape.is_tuple}
+    live = []
+    for held in replay.held:
+        shape = held.at.shape.at(held.index) if held.at is not None else None
+        if held.at is None or not replay.live(held) or shape is None or shape.is_tuple or held.kind.name not in working:
+            continue
+        stacked = any(
+            replay.purposes.change(slot)[0] in ("stacked", "summed")
+            for slot in replay.purposes.flow.reach(Value(held.at, held.index)).slots[:4]
+        )
+        if not stacked and shape.size not in owned and shape.dims and max(shape.dims) >= 2 * _CHUNKS:
+            live.append((held, shape))
+    if not live:
+        return
+    size = max(live, key=lambda item: item[0].bytes)[1].size
+    alike = [h for h, s in live if s.size == size]
+    at = alike[0].at
+    assert at is not None
+    where = nearest_source(replay.evidence.graph.module, at) or at.name
+    yield Change(
+        "chunk", where, f"compute what {where} makes in {_CHUNKS} pieces, one after the other",
+        f"{len(alike)} arrays of {size} elements are at work at the peak: {sum(h.bytes for h in alike)} bytes", "upper",
+        tuple(whole(h, h.bytes // _CHUNKS) for h in alike),
+        assumptions=("the operations around it can be cut along one dimension",),
+    )  # fmt: skip
+
+
+def _loop_copies(replay: Replay) -> Iterator[Change]:
+    """Copies of loop state, each loop's together."""
+    flow = replay.purposes.flow
+    assignment = replay.evidence.graph.assignment
+    owners = {b.id: b for b in assignment.logical_buffers} if assignment is not None else {}
+    made_by: dict[int, list[Held]] = defaultdict(list)
+    for held in replay.held:
+        made_by[owners[held.span.owner].defined_at.instruction_id].append(held)
+    for loop in (at for at in replay.evidence.graph.module.walk() if at.opcode == "while"):
+        root = loop.called[0].root
+        found = []
+        for position, operand in enumerate(root.operands if root.opcode == "tuple" else ()):
+            if operand.shape.bytes < _LARGE or copied_by(operand) is None:
+                continue
+            if flow.change(Slot(loop, position))[0] != "kept":
+                found += [h for h in made_by.get(operand.id, ()) if h.kind.name != COPY]
+        if found:
+            yield Change(
+                "loop_copy", loop.name, f"write the state of {loop.name} so that no old value is read after its place",
+                f"{len(found)} copies in the body, {sum(h.bytes for h in found)} bytes", "upper",
+                tuple(whole(h, 0) for h in found),
+            )  # fmt: skip
+
+
+def _microbatches(replay: Replay, arguments: list[Bound]) -> Iterator[Change]:
+    """Half of the batch at a time, with the gradients summed: only for a step whose parameters are known."""
+    parameters = [
+        a for a in arguments if a.parameter is not None and replay.purposes.argument(a.path).name == PARAMETER
+    ]
+    if not parameters or not any(h.kind.name == GRADIENT for h in replay.held):
+        return
+    owned = {a.parameter.shape.size for a in parameters if a.parameter is not None}
+    scaled = []
+    for held in replay.held:
+        shape = held.at.shape.at(held.index) if held.at is not None else None
+        if shape is None or shape.is_tuple or shape.size in owned:
+            continue
+        if held.kind.name in (SAVED, GRADIENT, RECOMPUTED, TEMPORARY) and held.bytes >= _LARGE:
+            scaled.append(held)
+    sums = sum(a.bytes for a in parameters)
+    if scaled:
+        yield Change(
+            "accumulate", "batch", "accumulate gradients over two halves of the batch",
+            f"{len(scaled)} buffers without a parameter's size are halved; {sums} bytes of summed gradients are added",
+            "upper", tuple(whole(h, h.bytes // 2) for h in scaled), resident=sums,
+            assumptions=("every buffer without a parameter's size grows with the batch",),
+        )  # fmt: skip

@@ -1,0 +1,296 @@
+"""Donation: which arguments gave their memory to a result, which gave it in vain and why, and which could give it.
+
+JAX pairs a donated argument with a result of its shape and dtype, failing that it offers the argument to XLA for a
+result of as many elements, and XLA takes the offer where sizes and lifetimes agree (jax/_src/interpreters/mlir.py,
+_set_up_aliases). What took place stands in the module (`input_output_alias`), the rest is told from shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxcost.audits.arguments import Bound, Returned, bound_arguments, layout, layout_of, returned, whole_argument
+from jaxcost.audits.evidence import Evidence, Notes
+from jaxcost.observation.hlo.module import Instruction, Module
+
+_LISTED = 200
+_VIEWS = frozenset("bitcast get-tuple-element tuple opt-barrier copy-start copy-done".split())
+_ELEMENTWISE = frozenset(
+    """abs add and atan2 cbrt ceil clamp compare convert cosine divide erf exponential exponential-minus-one floor
+    log log-plus-one logistic maximum minimum multiply negate not or parameter power real reduce-precision remainder
+    round-nearest-afz round-nearest-even rsqrt select sign sine sqrt subtract tan tanh xor bitcast constant
+    broadcast""".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Possible:
+    """An argument that was not given away, and a result that could take over its memory.
+
+    `sure`: the argument is used for the last time before the result is written, or in the same elementwise operation;
+    then no copy is needed and the saving is exact.
+    """
+
+    argument: Bound
+    result: Returned
+    sure: bool
+    why: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the result's own memory, which the argument's would replace."""
+        return self.result.shape.bytes
+
+
+def donation(evidence: Evidence, notes: Notes) -> tuple[dict[str, Any], list[Possible]]:
+    """Return the section on donation and what could be donated. What was given in vain becomes a finding."""
+    arguments, unknown = bound_arguments(evidence)
+    results = returned(evidence)
+    offered = {e.parameter_number for e in evidence.graph.module.proto.buffer_donor.entries}
+    taken_by = {r.argument: r for r in results if r.argument is not None}
+    rows, lost = [], []
+    for argument in arguments:
+        if not argument.donated:
+            continue
+        row: dict[str, Any] = {"path": argument.path, "shape": argument.shape, "bytes": argument.bytes}
+        result = taken_by.get(argument.number) if argument.number is not None else None
+        if result is not None:
+            rows.append({**row, "result": list(result.index), "used": True, "reason": None, "why": ""})
+            continue
+        reason, why = _refused(argument, results, evidence, argument.number in offered)
+        rows.append({**row, "result": None, "used": False, "reason": reason, "why": why})
+        lost.append(rows[-1])
+    possible = could_donate(evidence, arguments, results)
+    for row in lost[:20]:
+        notes.find(
+            "donation", f"{row['path']} was donated in vain: {row['why']}", where=row["path"], bytes=row["bytes"]
+        )
+    rows.sort(key=lambda row: (row["used"], -row["bytes"]))
+    section = {
+        "known": not unknown,
+        "reason": unknown or None,
+        "donated": None if unknown else sum(1 for a in arguments if a.donated),
+        "used_bytes": sum(r.shape.bytes for r in results if r.argument is not None),
+        "in_vain_bytes": None if unknown else sum(row["bytes"] for row in lost),
+        "arguments": rows[:_LISTED],
+        "not_listed": max(0, len(rows) - _LISTED),
+        "possible": [
+            {
+                "path": p.argument.path, "shape": p.argument.shape, "bytes": p.bytes, "result": list(p.result.index),
+                "sure": p.sure, "why": p.why,
+            }
+            for p in possible[:_LISTED]
+        ],
+        "possible_bytes": sum(p.bytes for p in possible),
+    }  # fmt: skip
+    return section, possible
+
+
+def _refused(argument: Bound, results: list[Returned], evidence: Evidence, offered: bool) -> tuple[str, str]:
+    """Why a donated argument gave its memory to no result."""
+    at = argument.parameter
+    if at is None:
+        return "unused", "the program does not use it and does not take it: there is nothing to reuse"
+    shape, same_bytes = at.shape, [r for r in results if r.shape.logical_bytes == at.shape.logical_bytes]
+    same = [r for r in results if (r.shape.dtype, r.shape.dims) == (shape.dtype, shape.dims)]
+    free = [r for r in same if r.argument is None]
+    if not free:
+        free = [r for r in same_bytes if r.argument is None and r not in same]
+    if same and not any(r.argument is None for r in same):
+        return "taken", f"every result of {shape} ({len(same)}) takes over another argument"
+    root = evidence.graph.module.entry.root.proto.shape
+    for result in free:
+        theirs, mine = layout(_part(root, result.index)), layout_of(at)
+        if theirs[2] != mine[2]:
+            return "memory", f"it lies in memory space {mine[2]}, result {_name(result)} in {theirs[2]}"
+        if result.shape.dims == shape.dims and theirs[:2] != mine[:2]:
+            return (
+                "layout",
+                f"its layout {mine[0]} {mine[1]} is not that of result {_name(result)}: {theirs[0]} {theirs[1]}",
+            )
+    if free:
+        said = "it was offered to the compiler, which did not use it" if offered else "the compiler kept them apart"
+        return "dropped", f"result {_name(free[0])} is as large, but {said}"
+    elements = [r for r in results if r.shape.size == shape.size and not r.shape.is_tuple]
+    if elements:
+        other = elements[0]
+        return "dtype", f"no result is {shape}: result {_name(other)} is {other.shape}"
+    sharded = _sharded(argument, evidence, results)
+    if sharded:
+        return "sharding", sharded
+    if not results:
+        return "shape", "the program returns nothing"
+    return "shape", f"no result has {shape.size} elements, as {shape} has"
+
+
+def _sharded(argument: Bound, evidence: Evidence, results: list[Returned]) -> str:
+    """Whether a result has the argument's global shape and another one on a device."""
+    lowered = evidence.program.lowered
+    if lowered is None or argument.given is None or len(lowered.results) != len(results) or lowered.device_count < 2:
+        return ""
+    whole = f"{argument.given.dtype}[{','.join(map(str, argument.given.shape))}]"
+    for text, result in zip(lowered.results, results, strict=True):
+        if text == whole:
+            return f"result {_name(result)} is sharded otherwise: {result.shape} on a device, not {argument.shape}"
+    return ""
+
+
+def _part(shape: Any, index: tuple[int, ...]) -> Any:
+    for i in index:
+        shape = shape.tuple_shapes[i]
+    return shape
+
+
+def _name(result: Returned) -> str:
+    return ".".join(map(str, result.index)) or "0"
+
+
+# What could be given away -----------------------------------------------------------------------------------------
+
+
+def could_donate(evidence: Evidence, arguments: Iterable[Bound], results: list[Returned]) -> list[Possible]:
+    """Pair arguments that were not given away with results of their shape that have memory of their own.
+
+    Each result is used once, the largest first. Only results of the same shape, dtype, layout and memory count: of
+    these JAX promises the reuse.
+    """
+    module = evidence.graph.module
+    root = module.entry.root.proto.shape
+    order = schedule(module)
+    writers = _writers(evidence)
+    free: dict[tuple[Any, ...], list[Returned]] = {}
+    for result in results:
+        if result.argument is None and result.shape.bytes:
+            key = (result.shape.dtype, result.shape.dims, layout(_part(root, result.index)))
+            free.setdefault(key, []).append(result)
+    found = []
+    taken = {r.argument for r in results}
+    waiting = [a for a in arguments if a.parameter is not None and not a.donated and a.number not in taken]
+    for argument in sorted(waiting, key=lambda a: -a.bytes):
+        at = argument.parameter
+        assert at is not None
+        matching = free.get((at.shape.dtype, at.shape.dims, layout_of(at)), [])
+        if not matching:
+            continue
+        last, ends = last_use(at, order)
+        judged = [(r, *_lifetimes(at, writers.get(r.index, ()), order, last, ends)) for r in matching]
+        result, sure, why = max(judged, key=lambda item: item[1])
+        matching.remove(result)
+        found.append(Possible(argument, result, sure, why))
+    return found
+
+
+def schedule(module: Module) -> dict[int, int]:
+    """The place of each instruction of the entry in its schedule, by id."""
+    for entry in module.proto.schedule.sequences:
+        if entry.key == module.entry.id:
+            return {int(identity): i for i, identity in enumerate(entry.value.instruction_ids)}
+    return {at.id: i for i, at in enumerate(module.entry.instructions)}
+
+
+def last_use(at: Instruction, order: dict[int, int]) -> tuple[int, Instruction | None]:
+    """When a value of the entry is read for the last time, through views of it, and by what. -1 where never."""
+    last, by = -1, None
+    seen, stack = {at.id}, [at]
+    while stack:
+        here = stack.pop()
+        for user in here.users:
+            if user.opcode in _VIEWS and user is not user.computation.root:
+                if user.id not in seen:
+                    seen.add(user.id)
+                    stack.append(user)
+                continue
+            when = order.get(user.id, len(order))
+            if when > last:
+                last, by = when, user
+    return last, by
+
+
+def _lifetimes(
+    at: Instruction, writers: Iterable[Instruction], order: dict[int, int], last: int, by: Instruction | None
+) -> tuple[bool, str]:
+    first = min(writers, key=lambda made: order.get(made.id, -1), default=None)
+    if first is None or first.id not in order:
+        return False, "where the result's memory is first written cannot be told"
+    when = order[first.id]
+    if last < when:
+        return True, f"it is not read again once {first.name} has begun to write there"
+    if last == when and by is first and _in_place(at, first):
+        return True, f"{first.name} reads and writes it element by element"
+    read_by = by.name if by is not None else "the result"
+    return False, f"{read_by} still reads it when {first.name} writes to the result's memory: a copy may be needed"
+
+
+def _writers(evidence: Evidence) -> dict[tuple[int, ...], list[Instruction]]:
+    """By result, the instructions of the entry that write to its memory: it may hold temporaries before it."""
+    module, assignment = evidence.graph.module, evidence.graph.assignment
+    found: dict[tuple[int, ...], list[Instruction]] = {}
+    if assignment is None:
+        return found
+    places = {b.id: b.defined_at for b in assignment.logical_buffers}
+    holders: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for allocation in assignment.buffer_allocations:
+        if allocation.maybe_live_out and not allocation.is_entry_computation_parameter:
+            members = [a.logical_buffer_id for a in allocation.assigned if a.logical_buffer_id in places]
+            for member in members:
+                place = places[member]
+                holders[int(place.instruction_id), tuple(place.shape_index)] = members
+    for result in returned(evidence):
+        made = _maker(module, result)
+        members = holders.get((made[0].id, made[1]), []) if made is not None else []
+        instructions = (module.instructions.get(places[m].instruction_id) for m in members)
+        found[result.index] = [_in_entry(module, i) for i in instructions if i is not None]
+    return found
+
+
+def _in_entry(module: Module, at: Instruction) -> Instruction:
+    """The instruction of the entry inside which another runs."""
+    for _ in range(64):
+        if at.computation is module.entry or not at.computation.callers:
+            return at
+        at = at.computation.callers[0]
+    return at
+
+
+def _maker(module: Module, result: Returned) -> tuple[Instruction, tuple[int, ...]] | None:
+    """The instruction of the entry that makes a result, and the place in what it makes; None for an argument."""
+    at: Instruction = module.entry.root
+    index = result.index
+    for _ in range(256):
+        if at.opcode == "tuple" and index:
+            at, index = at.operands[index[0]], index[1:]
+        elif at.opcode == "get-tuple-element":
+            at, index = at.operands[0], (at.proto.tuple_index, *index)
+        elif at.opcode == "copy-done":
+            at, index = at.operands[0], (0,)
+        elif at.opcode in ("bitcast", "opt-barrier") and at.operands:
+            at = at.operands[0]
+        elif at.opcode == "while" and index and at.operands[0].opcode == "tuple":
+            at, index = at.operands[0].operands[index[0]], index[1:]
+        else:
+            return (at, index) if at.opcode != "parameter" else None
+    return None
+
+
+def _in_place(at: Instruction, made: Instruction) -> bool:
+    """Whether an instruction computes each element of its result from the same element of an argument."""
+    if made.opcode in _ELEMENTWISE:
+        return made.shape.dims == at.shape.dims
+    if made.opcode != "fusion":
+        return False
+    inner = made.called[0]
+    return all(
+        i.opcode in _ELEMENTWISE
+        and (i.shape.dims == at.shape.dims or i.opcode in ("constant", "parameter", "convert", "bitcast"))
+        for i in inner.instructions
+    )
+
+
+def grouped(possible: Iterable[Possible]) -> dict[str, list[Possible]]:
+    """What could be donated by argument of the call, as `donate_argnums` counts them."""
+    found: dict[str, list[Possible]] = {}
+    for one in possible:
+        found.setdefault(whole_argument(one.argument.path), []).append(one)
+    return found
