@@ -19,8 +19,8 @@ from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.audits.tree import COLUMNS, UNITS, Node, Value, added, folded, most
+from jaxcost.observation.hlo.amounts import Amount
 from jaxcost.observation.hlo.contractions import placed
-from jaxcost.observation.hlo.flops import Amount, count_flops
 from jaxcost.observation.hlo.frames import Frame, Stacks, user_frame
 from jaxcost.observation.hlo.memory import LiveBuffer
 from jaxcost.observation.hlo.module import Instruction
@@ -176,7 +176,7 @@ class _Reader:
 
     def places(self, at: Instruction | None, scope: str, phase: str, sure: bool) -> tuple[int, int]:
         """The places of an amount in both trees."""
-        frame_id = at.proto.metadata.stack_frame_id if at is not None else 0
+        frame_id = _frame_id(at) if at is not None else 0
         return self.accounts.scope(scope, phase, sure), self.accounts.source(frame_id)
 
     def add(self, at: Instruction, column: int, places: tuple[int, int], amount: int) -> None:
@@ -188,7 +188,7 @@ class _Reader:
             own[place] = own.get(place, 0) + amount
 
     def flops(self) -> None:
-        found, instructions = count_flops(self.reading, self.graph), self.graph.module.instructions
+        found, instructions = self.evidence.work, self.graph.module.instructions
         products = {row.id: row for row in self.reading.contractions.rows}
         for row in found.rows:
             product = products.get(row.id)
@@ -275,6 +275,16 @@ class _Reader:
             else Amount(total.minimum, total.maximum)
             for key, total in totals.items()
         }
+
+
+def _frame_id(at: Instruction) -> int:
+    """The innermost frame of an instruction; of a fusion without one, that of what it ends in, or of what it holds."""
+    found: int = at.proto.metadata.stack_frame_id
+    if found or at.opcode not in ("fusion", "call", "async-start") or not at.called:
+        return found
+    inside = at.called[0]
+    held = (inner.proto.metadata.stack_frame_id for inner in (inside.root, *reversed(inside.instructions)))
+    return next((frame_id for frame_id in held if frame_id), 0)
 
 
 def _argument(row: LiveBuffer) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ CLASSES = {
     "parameter": "#4269d0", "optimizer": "#97bbf5", "gradient": "#ff725c", "saved": "#3ca951",
     "gathered_weight": "#6cc5b0", "attention": "#efb118", "logits": "#a463f2", "cache": "#9c6b4e",
     "input_output": "#9498a0", "workspace": "#ff8ab7", "temporary": "#d08a3c", "output": "#b0b4bc",
-    "constant": "#7d828c",
+    "constant": "#7d828c", "argument": "#6b8ec7", "result": "#c7ccd4", "loop_stack": "#2c7a51", "recomputed": "#c9b037",
+    "argument_copy": "#8f6fb8", "collective": "#d45fa0", "library_workspace": "#b98a9c",
 }  # fmt: skip
 _OTHER = "#888"
 

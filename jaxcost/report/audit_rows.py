@@ -1,0 +1,153 @@
+"""What a table and a page say of an audit alike: its headline, sums of its lists, the order of what it found.
+
+Read from the document that --json prints. A section that is absent, or of a form not known here, gives no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxcost.audits.tree import Value, added, most, paths, share
+
+MEMORY = {
+    "required_bytes": "required: all allocations in device memory",
+    "live_peak_bytes": "live peak: in use at the fullest moment",
+    "fragmentation_bytes": "gaps between allocations",
+    "argument_bytes": "arguments",
+    "output_bytes": "results, those that take over an argument too",
+    "alias_bytes": "results that take over an argument",
+    "constant_bytes": "constants",
+    "temp_bytes": "temporaries, gaps included",
+}
+DETAILS = {
+    "by_space": "by memory space", "pruned": "arguments the program does not use", "constants": "captured constants",
+    "padding": "padding of tiles", "packing": "packed types", "host": "host memory", "loop_copies": "copies in loops",
+    "twice": "held twice", "rematerialisation": "what XLA's own rematerialisation does", "moments": "parts of the step",
+    "by_source": "at the peak, by source line",
+}  # fmt: skip
+
+
+class Collective(NamedTuple):
+    """Transfers of one kind over the same axes. `bytes` is the whole array that moves, trips included."""
+
+    kind: str
+    axes: str
+    group: int
+    nodes: str
+    rows: int
+    executions: Value
+    bytes: Value
+
+
+def rows_of(value: Any) -> list[Mapping[str, Any]]:
+    """Return the rows of a list of tables; of a table with `rows`, those; of anything else, none."""
+    if isinstance(value, Mapping):
+        value = value.get("rows")
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, Sequence) else []
+
+
+def table_of(value: Any) -> Mapping[str, Any]:
+    """Return a table, or an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def title(document: Mapping[str, Any]) -> str:
+    """Return the name of the program and what it was compiled for."""
+    program = document["program"]
+    target = table_of(program.get("target")).get("text") or program["platform"]
+    return f"{program['name'] or program['module']} on {target}"
+
+
+def facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what the numbers rest on, as (name, value)."""
+    program = document["program"]
+    target = table_of(program.get("target"))
+    mesh = ", ".join(f"{axis}={size}" for axis, size in table_of(program.get("mesh")).items())
+    environment = table_of(program.get("environment"))
+    versions = ", ".join(f"{name} {version}" for name, version in table_of(environment.get("versions")).items())
+    found = [
+        ("device", target.get("description", "")), ("devices", f"{program['device_count']:,}"), ("mesh", mesh),
+        ("origin", program["origin"]), ("module", program["module"]), ("instructions", f"{program['instructions']:,}"),
+        ("versions", versions), ("digest", str(program["digest"])[:16]),
+    ]  # fmt: skip
+    return [(name, str(value)) for name, value in found if value]
+
+
+def headline(document: Mapping[str, Any]) -> list[tuple[str, Value | None, str]]:
+    """Return the numbers to know first, as (name, value, unit); None is unknown."""
+    flops, memory = document["flops"], document["memory"]
+    columns = table_of(table_of(document.get("attribution")).get("columns"))
+
+    def column(name: str) -> Value | None:
+        found = table_of(columns.get(name))
+        if found.get("total") is None and found.get("minimum"):
+            return {"minimum": found["minimum"], "maximum": None}
+        value: Value | None = found.get("total")
+        return value
+
+    total = flops["total"]
+    if total is None and flops.get("minimum"):
+        total = {"minimum": flops["minimum"], "maximum": None}
+    return [
+        ("FLOPs", total, "FLOPs"),
+        ("bytes moved", column("bytes"), "bytes"),
+        ("required memory", memory.get("required_bytes"), "bytes"),
+        ("live peak", memory.get("live_peak_bytes"), "bytes"),
+        ("collectives", column("collective_bytes"), "bytes"),
+    ]
+
+
+def collectives(document: Mapping[str, Any]) -> list[Collective]:
+    """Return the collectives by kind and axes, those that move most first."""
+    groups: dict[tuple[str, str, int, str], list[Mapping[str, Any]]] = {}
+    for row in rows_of(document.get("collectives")):
+        axes = ", ".join(row["axes"]) if row.get("axes") else "unnamed"
+        nodes = row.get("nodes")
+        key = (str(row["kind"]), axes, int(row.get("group_size") or 0), "" if nodes is None else str(nodes))
+        groups.setdefault(key, []).append(row)
+    found = [
+        Collective(*key, len(rows), added(unbounded(row.get("executions")) for row in rows), added(map(payload, rows)))
+        for key, rows in groups.items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda row: (-(most(row.bytes) or 0), row.kind, row.axes))
+
+
+def unbounded(value: Any) -> Value:
+    """A value of a document in which None is unknown, as one in which it is an interval without an upper end."""
+    found: Value = {"minimum": 0, "maximum": None} if value is None else value
+    return found
+
+
+def payload(row: Mapping[str, Any]) -> Value:
+    """Return the bytes of the whole array that a collective moves, trips included."""
+    sides = [unbounded(row.get("total_operand_bytes")), unbounded(row.get("total_result_bytes"))]
+    if any(most(side) is None for side in sides):
+        return {"minimum": 0, "maximum": None}
+    return max(sides, key=lambda side: most(side) or 0)
+
+
+def largest(
+    document: Mapping[str, Any], tree: str, least_share: float, rows: int
+) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the top of a tree in the order of a walk, as (depth, node): those with the largest share of a column."""
+    nodes = document["attribution"][tree]
+    if not nodes:
+        return []
+    way = paths(nodes)
+    ranked = sorted(range(len(nodes)), key=lambda i: (-share(nodes[i], nodes[0]), len(way[i]), i))
+    wanted = {i for i in ranked[:rows] if share(nodes[i], nodes[0]) >= least_share}
+    size = [most(node["total"].get("flops", 0)) or 0 for node in nodes]
+    order = sorted(wanted, key=lambda i: [(-size[j], j) for j in way[i]])
+    return [(len(way[i]), nodes[i]) for i in order if all(j in wanted for j in way[i])]
+
+
+def place(row: Mapping[str, Any]) -> str:
+    """Return where a row belongs: its scope and phase, failing that its source or its name."""
+    parts = [str(row[key]) for key in ("scope", "phase") if row.get(key)]
+    return ", ".join(parts) or str(row.get("op_name") or row.get("source") or row.get("where") or "")
+
+
+def count(number: int, what: str) -> str:
+    """Return `1 row`, `2 rows`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
