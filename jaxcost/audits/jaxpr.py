@@ -1,13 +1,316 @@
-"""The jaxpr's count beside the compiled one."""
+"""The jaxpr's count beside the compiled one, and what the compiler did to the difference.
+
+Both are compared by scope and phase, over all devices. A difference is explained by single equations and single
+instructions: a product that became multiply and reduce, K padded, groups multiplied densely, an equation nobody reads,
+one that repeats another, one that need not run in every trip of its loop, a kernel that declares something else than
+its own program does. Each amount is that instruction's or that equation's own FLOPs. What is left is unexplained, and
+said so: no reason is ever made from the difference itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
+from jaxcost.audits.flops import amount_value
+from jaxcost.observation.hlo.flops import FlopRow
+
+LISTED = 100
+_EVIDENCE = 8  # names listed for one reason
+_HOST = frozenset("pure_callback io_callback debug_callback debug_print".split())
+
+Place = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why the compiled count of a place differs: `flops` (signed) by what `evidence` names."""
+
+    kind: str
+    place: Place
+    flops: int
+    text: str
+    evidence: tuple[str, ...]
 
 
 def section(evidence: Evidence, notes: Notes) -> dict[str, Any] | None:
-    """Return the count of the jaxpr; None where the source had none."""
+    """Return the jaxpr's count and its differences to the compiled one; None where the source had no jaxpr.
+
+    `flops` is an integer, an interval, or null with `reason`. `differences`: one row per scope and phase that differs,
+    with `reasons` and what is `unexplained`; null where one of the two sides is no exact number.
+    """
     lowered = evidence.program.lowered
-    return dict(lowered.jaxpr) if lowered is not None and lowered.jaxpr is not None else None
+    if lowered is None or lowered.jaxpr is None:
+        return None
+    data = lowered.jaxpr
+    blind = [row for row in data["opaque"] if row["primitive"] not in _HOST]
+    reason = data["reasons"].get("flops", "")
+    if blind and not reason:
+        reason = data["unknowns"][0] if data["unknowns"] else "it holds what cannot be counted"
+    devices = evidence.reading.device_count
+    reasons = _reasons(evidence, data, devices)
+    differences = _differences(evidence, data, devices, reasons)
+    _findings(reasons, notes)
+    for text in data["unknowns"]:
+        notes.unknown(text, "jaxpr", text)
+    listed = sorted(data["rows"], key=lambda row: -(row["total"] or row["flops"]))
+    return {
+        "flops": None if blind else data.get("interval", data["flops"]),
+        "counted": data.get("interval", data["flops"]), "reason": reason,
+        "by_phase": dict(data["by_phase"]),
+        "by_scope": [
+            {"scope": row["scope"], "phase": row["phase"], "flops": row["flops"]}
+            for row in data.get("intervals", data["by_scope_phase"])
+        ],
+        "operations": dict(data.get("operations", {})), "kernels": list(data.get("kernels", [])),
+        "equations": len(data["rows"]), "rows": [_row(row) for row in listed[:LISTED]],
+        "opaque": [_row(row) for row in data["opaque"]], "unknowns": list(data["unknowns"]),
+        "devices": devices, "differences": differences,
+    }  # fmt: skip
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if value not in ("", None, False) or key in ("scope", "flops")}
+
+
+# Differences ----------------------------------------------------------------------------------------------------------
+
+
+def _differences(
+    evidence: Evidence, data: Mapping[str, Any], devices: int, reasons: Iterable[Reason]
+) -> list[dict[str, Any]]:
+    before = {(row["scope"], row["phase"]): row["flops"] for row in data["by_scope_phase"]}
+    after = evidence.work.by_place
+    explained: dict[Place, list[Reason]] = {}
+    for reason in reasons:
+        explained.setdefault(reason.place, []).append(reason)
+    rows = []
+    for place in sorted({*before, *after, *explained}):
+        mine = explained.get(place, [])
+        left = before.get(place, 0)
+        right: int | None = 0
+        if place in after:
+            value = after[place].value
+            right = None if value is None else value * devices
+        if left is not None and left == right and not mine:
+            continue
+        listed = [
+            {"kind": r.kind, "flops": r.flops, "text": r.text, "evidence": list(r.evidence[:_EVIDENCE])} for r in mine
+        ]
+        row: dict[str, Any] = {
+            "scope": place[0], "phase": place[1], "jaxpr": left, "compiled": right, "difference": None,
+            "reasons": listed, "unexplained": None, "reason": "",
+        }  # fmt: skip
+        if left is None or right is None:
+            unsure = "the jaxpr's count" if left is None else "the compiled count"
+            row["reason"] = f"{unsure} is no exact number here"
+            if place in after and right is None:
+                row["compiled"] = amount_value(after[place]) if devices == 1 else None
+            if left == right == None and not mine:  # noqa: E711  both are open in the same way: nothing to compare
+                continue
+        else:
+            row["difference"] = right - left
+            row["unexplained"] = right - left - sum(r.flops for r in mine)
+        rows.append(row)
+    return rows
+
+
+# Evidence -------------------------------------------------------------------------------------------------------------
+
+
+def _reasons(evidence: Evidence, data: Mapping[str, Any], devices: int) -> list[Reason]:
+    compiled: dict[Place, list[FlopRow]] = {}
+    for row in evidence.work.rows:
+        compiled.setdefault((row.scope, row.phase), []).append(row)
+    equations: dict[Place, list[Mapping[str, Any]]] = {}
+    for equation in data["rows"]:
+        equations.setdefault((equation["scope"], equation["phase"]), []).append(equation)
+    found = [*_rewritten(evidence, devices)]
+    for place in {*compiled, *equations}:
+        mine, theirs = compiled.get(place, []), equations.get(place, [])
+        found += _routines(place, mine, theirs, devices)
+        found += _kernels(place, mine, data, devices)
+        if devices > 1:
+            found += _replicated(place, mine, theirs, devices)
+        found += _removed(evidence, place, mine, theirs, devices)
+    return [reason for reason in found if reason.flops]
+
+
+def _rewritten(evidence: Evidence, devices: int) -> Iterable[Reason]:
+    """What single instructions say of themselves."""
+    for reduced in evidence.reading.contractions.strength_reduced:
+        if reduced.total.value:
+            yield Reason(
+                "strength_reduced", (reduced.scope, reduced.phase), -reduced.total.value * devices,
+                "a product of a vector became multiply and reduce: executed, and part of no product", (reduced.name,),
+            )  # fmt: skip
+    remat = {row.id for row in evidence.reading.contractions.rows if row.remat}
+    for row in evidence.work.rows:
+        place, times = (row.scope, row.phase), row.executions.value
+        if times is None:
+            continue
+        if row.id in remat:
+            yield Reason(
+                "rematerialised", place, row.flops * times * devices, "XLA computes it again to save memory",
+                (row.name,),
+            )  # fmt: skip
+        if row.active_flops is not None and row.active_flops != row.flops:
+            more = (row.flops - row.active_flops) * times * devices
+            yield Reason(
+                "dense_groups", place, more, "groups are multiplied densely, under a mask", (row.name,)
+            )  # fmt: skip
+        elif row.logical_flops is not None and row.logical_flops != row.flops:
+            more = (row.flops - row.logical_flops) * times * devices
+            yield Reason("padded", place, more, "an operand is padded before it is multiplied", (row.name,))
+
+
+def _routines(place: Place, mine: list[FlopRow], theirs: list[Mapping[str, Any]], devices: int) -> Iterable[Reason]:
+    """A factorisation or transform that the compiler wrote out as products of its own."""
+    routines = [equation for equation in theirs if equation["basis"] == "convention" and equation["total"] is not None]
+    if not routines or len(routines) < len(theirs) or any(row.kind == "linear_algebra" for row in mine):
+        return
+    for equation in routines:
+        yield Reason(
+            "expanded", place, -equation["total"], f"{equation['primitive']} is no library routine here",
+            (equation["name"] or equation["primitive"],),
+        )  # fmt: skip
+    for row in mine:
+        if row.total.value is not None:
+            text = "a product the compiler writes in place of a routine"
+            yield Reason("expanded", place, row.total.value * devices, text, (row.name,))
+
+
+def _kernels(place: Place, mine: list[FlopRow], data: Mapping[str, Any], devices: int) -> Iterable[Reason]:
+    """A kernel that declares another count than its own program gives."""
+    kernels = [k for k in data.get("kernels", ()) if (k["scope"], k["phase"]) == place]
+    for row in mine:
+        alike = [k for k in kernels if k["declared"] == row.flops and isinstance(k["flops"], int)]
+        if row.basis != "declared" or not alike or row.executions.value is None:
+            continue
+        more = (row.flops - alike[0]["flops"]) * row.executions.value * devices
+        text = f"the kernel declares {row.flops:,} FLOPs a call, its own program counts {alike[0]['flops']:,}"
+        yield Reason("declared", place, more, text, (row.name,))
+
+
+def _replicated(place: Place, mine: list[FlopRow], theirs: list[Mapping[str, Any]], devices: int) -> Iterable[Reason]:
+    """Products whose parts several devices compute alike."""
+    sizes = {equation["flops"] for equation in theirs if equation["flops"]}
+    if not sizes:
+        return
+    for row in mine:
+        own = row.logical_flops if row.logical_flops is not None else row.flops
+        whole = sizes if own in sizes else sizes if len(sizes) == 1 else set()
+        for size in [own] if own in whole else list(whole):
+            copies, rest = divmod(own * devices, size)
+            if rest or copies < 2 or row.executions.value is None:
+                continue
+            each = "the whole product" if copies == devices else f"one {devices // copies}th of the product"
+            more = own * devices - size
+            text = f"each of {devices} devices computes {each}: {copies} times over"
+            yield Reason("replicated", place, more * row.executions.value, text, (row.name,))
+
+
+def _removed(
+    evidence: Evidence, place: Place, mine: list[FlopRow], theirs: list[Mapping[str, Any]], devices: int
+) -> Iterable[Reason]:
+    """Executions of equations that no instruction of this place makes, where the jaxpr itself allows to leave them
+    out. On one device by the size of the product; on several, sizes are cut, and executions alone are counted.
+    """
+    reduced = [
+        row for row in evidence.reading.contractions.strength_reduced if (row.scope, row.phase) == place
+    ]  # fmt: skip
+    shares = {row.id: max(1, len(row.shares)) for row in evidence.reading.contractions.rows}
+
+    def size(row: FlopRow) -> int:
+        if devices > 1:
+            return 0
+        own = row.active_flops or (row.logical_flops if row.logical_flops is not None else row.flops)
+        return own // shares.get(row.id, 1)
+
+    made: dict[int, int] = {}
+    named: dict[int, list[str]] = {}
+    for row in mine:
+        times = row.executions.value
+        if times is None:
+            return
+        made[size(row)] = made.get(size(row), 0) + times * shares.get(row.id, 1)
+        named.setdefault(size(row), []).append(row.name)
+    for product in reduced:
+        if product.executions.value is None:
+            return
+        key = 0 if devices > 1 else product.flops
+        made[key] = made.get(key, 0) + product.executions.value
+        named.setdefault(key, []).append(product.name)
+    groups: dict[int, list[Mapping[str, Any]]] = {}
+    for equation in theirs:
+        if equation["basis"] == "shape" and not equation["kernel"]:
+            groups.setdefault(0 if devices > 1 else equation["flops"], []).append(equation)
+    for key, alike in groups.items():
+        if any(equation["executions"] is None for equation in alike):
+            continue
+        missing = sum(equation["executions"] for equation in alike) - made.get(key, 0)
+        kept = tuple(named.get(key, ()))
+        gone: dict[str, list[tuple[Mapping[str, Any], int]]] = {}
+        for equation, kind, removable in _removable(alike):
+            left_out = min(missing, removable)
+            if left_out > 0:
+                missing -= left_out
+                gone.setdefault(kind, []).append((equation, left_out))
+        for kind, equations in gone.items():
+            flops = sum(times * equation["flops"] for equation, times in equations)
+            yield Reason(kind, place, -flops, _text(kind, equations, kept), kept)
+
+
+def _removable(equations: list[Mapping[str, Any]]) -> Iterable[tuple[Mapping[str, Any], str, int]]:
+    """(equation, why, executions) that can go without changing a result: what nobody reads first."""
+    for equation in equations:
+        if equation["dead"]:
+            yield equation, "dead_code", equation["executions"]
+    for equation in equations:
+        if equation["repeats"] and not equation["dead"]:
+            kind = "replay_undone" if equation["phase"] == "replay" else "merged"
+            yield equation, kind, equation["executions"]
+    for equation in equations:
+        if equation["alike"] > 1 and not equation["dead"] and not equation["repeats"]:
+            times = equation["executions"]
+            yield equation, "hoisted", times - times // equation["alike"]
+
+
+def _text(kind: str, equations: list[tuple[Mapping[str, Any], int]], kept: tuple[str, ...]) -> str:
+    first, times = equations[0][0], sum(n for _, n in equations)
+    what = f"{times} execution{'s' if times > 1 else ''} of {first['name'] or first['primitive']}"
+    if len(equations) > 1:
+        what += f" and {len(equations) - 1} equations like it"
+    left = f"the module keeps {', '.join(kept[:_EVIDENCE])} here" if kept else "the module holds none of them here"
+    why = {
+        "dead_code": "nobody reads the result",
+        "replay_undone": "a recomputation of a product with the same operands was merged with it",
+        "merged": "an earlier product has the same operands",
+        "hoisted": "its operands stay the same in the loop around it",
+    }[kind]
+    return f"{what} left out: {why}; {left}"
+
+
+_FOUND = {
+    "replay_undone": "the compiler undid the recomputation of {n:,} FLOPs: checkpointing saves no memory there",
+    "hoisted": "the compiler took {n:,} FLOPs out of loops whose operands do not change",
+    "merged": "the compiler computes {n:,} FLOPs once that the program asks for again",
+    "dead_code": "{n:,} FLOPs of the program are dropped: nobody reads their results",
+    "dense_groups": "ragged products are compiled densely: {n:,} FLOPs more than their groups need",
+    "replicated": "devices compute {n:,} FLOPs that other devices compute too",
+    "rematerialised": "XLA recomputes {n:,} FLOPs of its own accord",
+}  # fmt: skip
+
+
+def _findings(reasons: Iterable[Reason], notes: Notes) -> None:
+    sums: dict[str, int] = {}
+    where: dict[str, set[str]] = {}
+    for reason in reasons:
+        if reason.kind in _FOUND:
+            sums[reason.kind] = sums.get(reason.kind, 0) + abs(reason.flops)
+            where.setdefault(reason.kind, set()).add(reason.place[0])
+    for kind, total in sums.items():
+        scopes = ", ".join(sorted(s for s in where[kind] if s)[:_EVIDENCE])
+        notes.find(kind, _FOUND[kind].format(n=total), where=scopes, flops=total)

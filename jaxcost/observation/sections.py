@@ -108,7 +108,8 @@ class Values:
 
     def __call__(self, total: Total, name: str = "") -> int | None:
         if total.value is None and name:
-            between = f"between {total.minimum} and {total.maximum}: branches of a conditional"
+            why = "branches of a conditional, or a loop whose trips are only bounded"
+            between = f"between {total.minimum} and {total.maximum}: {why}"
             self.reasons[name] = total.reason or between
         return total.value
 

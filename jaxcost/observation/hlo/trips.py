@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from jaxcost.observation.hlo.bounds import Bounds, Loops
 from jaxcost.observation.hlo.module import Computation, Instruction, Module
@@ -314,6 +314,14 @@ def declared_trips(loop: Instruction) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Inside(Generic[K]):
+    """Sums over what a loop holds: one trip (an interval where trips differ), and all trips of one step."""
+
+    per_trip: dict[K, Total]
+    whole: dict[K, Total]
+
+
+@dataclass(frozen=True, slots=True)
 class Executions:
     """How often everything runs per step: `loops` and `conditionals` by instruction id, and sums weighted by it."""
 
@@ -338,18 +346,22 @@ class Executions:
         """
         return self._sums(own)[self._entry]
 
-    def per_trip(self, own: Mapping[int, Mapping[K, int]]) -> dict[int, dict[K, Total]]:
-        """The same sum for one trip of each loop, by instruction id; an interval where trips differ."""
+    def within(self, own: Mapping[int, Mapping[K, int]]) -> dict[int, Inside[K]]:
+        """The same sums for what each loop holds, by instruction id."""
         sums = self._sums(own)
-        found: dict[int, dict[K, Total]] = {}
+        trips: dict[int, list[dict[K, Total]]] = {}
+        whole: dict[int, dict[K, Total]] = {}
         for plan, times in _times_of(self._plans, self._entry):
-            for site in plan.sites if times != ZERO else ():
+            for site in plan.sites:
                 if site.trips is None:
                     continue
-                bodies = [sums[number] for number, _ in site.runs[:-1]]
-                before = found.get(site.at)
-                found[site.at] = _union([*([] if before is None else [before]), *bodies])
-        return found
+                bodies = site.runs[:-1]  # the last is the condition
+                trips.setdefault(site.at, []).extend(sums[number] for number, _ in bodies)
+                found = whole.setdefault(site.at, {})
+                for number, once in bodies:
+                    for key, total in sums[number].items() if once != ZERO else ():
+                        found[key] = found.get(key, ZERO) + total.times(once).times(times)
+        return {number: Inside(_union(trips[number]), whole[number]) for number in trips}
 
     def _sums(self, own: Mapping[int, Mapping[K, int]]) -> list[dict[K, Total]]:
         """Sums over one execution of each plan."""
