@@ -37,6 +37,7 @@ _SHORT = {
     "flops": ("flops.total",),
     "memory": ("memory.argument_bytes", "memory.required_bytes", "memory.live_peak_bytes"),
 }  # fmt: skip
+_KEPT_MEMORY = ("alias_bytes", "constant_bytes", "fragmentation_bytes", "by_class_at_peak", "reasons")
 _MEMORY = ("argument_bytes", "output_bytes", "temp_bytes", "required_bytes", "live_peak_bytes")
 _BOUND = re.compile(
     r"\s*(?P<name>[^=\s][^=]*?)\s*=\s*(?:(?P<unknown>unknown)|(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>%|[KMGT]iB|B)?)\s*"
@@ -102,6 +103,13 @@ class Row:
     failed: bool
     reason: str = ""
 
+    def __str__(self) -> str:
+        sides = " -> ".join(_shown(side) for side in (self.old, self.new))
+        growth = "" if self.growth is None else f" ({self.growth:+,} {self.unit})"
+        bound = "" if self.bound is None else f", bound {self.bound}"
+        why = f": {self.reason}" if self.reason else ""
+        return f"{'FAILED ' if self.failed else ''}{self.name} {sides}{growth}, {self.status}{bound}{why}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain data."""
         return {
@@ -140,6 +148,16 @@ class Comparison:
         if self.failed:
             return "unknown"
         return "changed" if any(row.status != "same" for row in self.rows) or self.differences else "same"
+
+    def to_text(self, most: int = 20) -> str:
+        """Return it as plain lines: what is beyond its bound, what else moved, and what differs."""
+        lines = [f"{_identity(self.new)['name']} on {_place(self.new)} against {self.against or 'the recorded audit'}"]
+        moved = [row for row in self.rows if row.failed or (row.status != "same" and row.bound is not None)]
+        lines += [f"  {row}" for row in moved[:most]]
+        if len(moved) > most:
+            lines.append(f"  and {len(moved) - most} more")
+        lines += [f"  {found.about}: {found.text}" for found in self.differences[:most]]
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the section `against` of an audit: every figure that is not the same, and those held to a bound."""
@@ -203,6 +221,20 @@ def read_recorded(path: Path | str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise reject("--against", str(path), f"cannot be read as JSON ({error})", _REMEDY) from None
     return checked(data, "--against")
+
+
+def kept(data: Mapping[str, Any]) -> str:
+    """Return the text of a record: all that a comparison reads, without lists of single buffers and instructions.
+
+    It is still an audit document; a diff of two such files can be read.
+    """
+    memory = {name: value for name, value in data["memory"].items() if name in (*_MEMORY, *_KEPT_MEMORY)}
+    flops = {name: value for name, value in data["flops"].items() if name not in ("rows",)}
+    slim = {
+        **data, "memory": {**memory, "at_peak": []}, "flops": flops, "attribution": {}, "jaxpr": None,
+        "xla": {**data["xla"], "verdicts": []},
+    }  # fmt: skip
+    return json.dumps(slim, indent=1, allow_nan=False, sort_keys=False) + "\n"
 
 
 def checked(data: object, where: str) -> dict[str, Any]:
@@ -416,6 +448,13 @@ def _sum(values: Iterable[Any]) -> int | dict[str, int | None] | None:
             return None
         low, high = low + made.low, high + made.high
     return low if low == high else {"minimum": low, "maximum": high}
+
+
+def _shown(side: Range | None) -> str:
+    if side is None:
+        return "none"
+    ends = ["unknown" if end is None else f"{end:,}" for end in (side.low, side.high)]
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
 def _place(data: Mapping[str, Any]) -> str:
