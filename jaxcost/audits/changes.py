@@ -22,6 +22,7 @@ from jaxcost.observation.hlo.shapes import ELEMENT_TYPES
 
 _LARGE = 1 << 16
 _CHUNKS = 8
+_TOGETHER = 4
 _BITS = dict(ELEMENT_TYPES.values())
 
 
@@ -46,18 +47,16 @@ def whole(held: Held, size: int) -> Edit:
 
 
 def _donate(possible: list[Possible]) -> Iterator[Change]:
+    """Arguments that could be donated, as `donate_argnums` counts them."""
     for argument, found in grouped(possible).items():
-        sure = [p for p in found if p.sure]
-        for chosen, bound in ((sure, "exact"), ([p for p in found if not p.sure], "upper")):
-            size = sum(p.bytes for p in chosen)
-            if not size:
-                continue
-            yield Change(
-                "donate", argument, f"donate {argument} (donate_argnums or donate_argnames)",
-                f"{len(chosen)} results of {size} bytes in all would take over its memory; {chosen[0].why}",
-                "exact" if bound == "exact" else "upper", resident=-size,
-                assumptions=("the caller does not use it again",),
-            )  # fmt: skip
+        size, unsure = sum(p.bytes for p in found), sum(p.bytes for p in found if not p.sure)
+        why = next((p.why for p in found if not p.sure), found[0].why)
+        yield Change(
+            "donate", argument, f"donate {argument} (donate_argnums or donate_argnames)",
+            f"{len(found)} results, {size} bytes, would take over its memory, {size - unsure} for certain: {why}",
+            "interval" if unsure else "exact", resident=-size, costs=(), resident_cost=unsure,
+            assumptions=("the caller does not use it again",),
+        )  # fmt: skip
 
 
 # Sharding and places ----------------------------------------------------------------------------------------------
@@ -207,7 +206,10 @@ def _padding(replay: Replay) -> Iterator[Change]:
 
 
 def _chunk(replay: Replay) -> Iterator[Change]:
-    """The largest working array and those of its size (logits and their gradient): an eighth of each at a time."""
+    """The largest working array and those of its size (logits and their gradient): an eighth of each at a time.
+
+    More than a few of one size are what many layers leave behind, not one piece of work.
+    """
     working = (TEMPORARY, GRADIENT, RECOMPUTED, SAVED)
     owned = {p.shape.size for p in replay.evidence.graph.module.entry.parameters.values() if not p.shape.is_tuple}
     live = []
@@ -225,6 +227,8 @@ def _chunk(replay: Replay) -> Iterator[Change]:
         return
     size = max(live, key=lambda item: item[0].bytes)[1].size
     alike = [h for h, s in live if s.size == size]
+    if len(alike) > _TOGETHER:
+        return
     at = alike[0].at
     assert at is not None
     where = nearest_source(replay.evidence.graph.module, at) or at.name

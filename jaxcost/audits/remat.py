@@ -70,7 +70,7 @@ def _loop(replay: Replay, loop: Instruction, chain: tuple[Slot, ...], found: lis
     costs: tuple[Edit, ...] | None = None
     if later:
         inside = _names(later[0].called[0])
-        events = [n for n, (_, computation) in enumerate(replay.events) if computation in inside]
+        events = [n for n, event in enumerate(replay.events) if event.computation in inside]
         if events:
             costs = (Edit(events[0], events[-1] + 1, (total - kept) // trips),)
     yield Change(
@@ -102,8 +102,8 @@ def _regions(replay: Replay, single: list[Held]) -> Iterator[Change]:
     graph = replay.evidence.graph
     marks: dict[str, tuple[int, int, int]] = {}  # scope -> last forward event, first and last backward event
     by_name = {at.name: at for at in graph.module.walk() if at.computation is graph.module.entry}
-    for number, (name, _) in enumerate(replay.events):
-        at = by_name.get(name)
+    for number, event in enumerate(replay.events):
+        at = by_name.get(event.instruction) if event.takes else None
         place = graph.places.of(at) if at is not None else None
         if place is None or not place.exact or not place.scope:
             continue

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxcost.audits.evidence import Evidence
 from jaxcost.observation.hlo.classes import Kind
-from jaxcost.observation.hlo.heap import Span, spans
+from jaxcost.observation.hlo.heap import FREE, Span, spans
 from jaxcost.observation.hlo.memory import device_sizes, fullest_trace
 from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.hlo.purposes import Purposes
@@ -53,10 +53,18 @@ class Held:
     place: Place
 
 
+class Happening(NamedTuple):
+    """One event of the trace: the instruction that made the buffer, where, and whether memory is taken for it."""
+
+    instruction: str
+    computation: str
+    takes: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change to a program. `edits` and `resident` are what it does to the plan at best; `costs` are further edits
-    that it may bring with it.
+    """One change to a program. `edits` and `resident` are what it does to the plan at best; `costs` are further edits,
+    `resident_cost` further bytes, that it may bring with it.
     """
 
     kind: str
@@ -67,6 +75,7 @@ class Change:
     edits: tuple[Edit, ...] = ()
     resident: int = 0
     costs: tuple[Edit, ...] | None = None
+    resident_cost: int = 0
     assumptions: tuple[str, ...] = ()
 
 
@@ -74,7 +83,7 @@ class Replay:
     """The plan of one module: what is resident, the spans of its heap, and the bytes in use after each event."""
 
     def __init__(
-        self, evidence: Evidence, purposes: Purposes, held: list[Held], events: list[tuple[str, str]], resident: int
+        self, evidence: Evidence, purposes: Purposes, held: list[Held], events: list[Happening], resident: int
     ) -> None:
         self.evidence, self.purposes, self.held, self.events = evidence, purposes, held, events
         self.resident = resident
@@ -94,7 +103,7 @@ class Replay:
         if trace is None:
             return cls(evidence, purposes, [], [], resident)
         buffers = {b.id: b for b in graph.assignment.logical_buffers}
-        events = [(e.instruction_name, e.computation_name) for e in trace.events]
+        events = [Happening(e.instruction_name, e.computation_name, e.kind != FREE) for e in trace.events]
         found, _ = spans(trace, sizes)
         held = []
         for span in found:

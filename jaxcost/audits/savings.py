@@ -29,7 +29,7 @@ def savings(evidence: Evidence, possible: list[Possible]) -> dict[str, Any]:
         saved = before - after
         least = None
         if change.costs is not None:
-            least = max(0, before - replay.peak((*change.edits, *change.costs), change.resident))
+            least = max(0, before - replay.peak((*change.edits, *change.costs), change.resident + change.resident_cost))
         if saved <= 0 or saved * _SHARE < before:
             continue
         rows.append({
