@@ -26,6 +26,10 @@ _POINTS = (400, 200, 100, 50)
 _LONGEST_NAME = 160
 _EXACT = 2**53  # a larger number goes to the script as text
 _TREES = {"scopes": "module", "calls": "source"}
+_SHOWN = (
+    "program", "flops", "primitives", "jaxpr", "xla", "memory", "collectives", "collective_totals", "loops",
+    "attribution", "unknowns", "findings",
+)  # fmt: skip
 _FRACTIONS = ("0.75", "0.95")
 
 
@@ -110,7 +114,13 @@ def _schedule(document: Mapping[str, Any]) -> str:
 def _foot(document: Mapping[str, Any]) -> str:
     program = document["program"]
     shown = {key: program[key] for key in ("digest", "origin", "target", "environment") if program.get(key)}
-    return f"<details><summary>evidence: versions, flags, digest</summary>{plain_data(shown)}</details>"
+    parts = [f"<details><summary>evidence: versions, flags, digest</summary>{plain_data(shown)}</details>"]
+    known = {"schema", "jaxcost", "evidence_class", *_SHOWN}
+    for name, section in document.items():
+        if name not in known and not gather.empty(section):
+            title = escape(clipped(name.replace("_", " ")))
+            parts.append(f"<details><summary>{title}</summary>{plain_data(section)}</details>")
+    return "".join(parts)
 
 
 def _scripts(document: Mapping[str, Any], classes: Sequence[str]) -> str:

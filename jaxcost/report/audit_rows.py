@@ -28,16 +28,24 @@ DETAILS = {
 }  # fmt: skip
 
 
+RESIDENT_DEPTH = 2  # of the short tree: arguments by class, not by path
+
+
 class Collective(NamedTuple):
-    """Transfers of one kind over the same axes. `bytes` is the whole array that moves, trips included."""
+    """Transfers of one kind over the same axes and links, trips included.
+
+    `bytes` is the whole array that moves, `wire` what one device sends by the convention stated in the document. `link`
+    says whether the group stays inside a node or a slice; '' where the target has one.
+    """
 
     kind: str
     axes: str
     group: int
-    nodes: str
+    link: str
     rows: int
     executions: Value
     bytes: Value
+    wire: Value
 
 
 def rows_of(value: Any) -> list[Mapping[str, Any]]:
@@ -103,11 +111,13 @@ def collectives(document: Mapping[str, Any]) -> list[Collective]:
     groups: dict[tuple[str, str, int, str], list[Mapping[str, Any]]] = {}
     for row in rows_of(document.get("collectives")):
         axes = ", ".join(row["axes"]) if row.get("axes") else "unnamed"
-        nodes = row.get("nodes")
-        key = (str(row["kind"]), axes, int(row.get("group_size") or 0), "" if nodes is None else str(nodes))
+        key = (str(row["kind"]), axes, int(row.get("group_size") or 0), str(row.get("link") or ""))
         groups.setdefault(key, []).append(row)
     found = [
-        Collective(*key, len(rows), added(unbounded(row.get("executions")) for row in rows), added(map(payload, rows)))
+        Collective(
+            *key, len(rows), added(unbounded(row.get("executions")) for row in rows), added(map(payload, rows)),
+            added(unbounded(row.get("total_wire_bytes")) for row in rows),
+        )
         for key, rows in groups.items()
     ]  # fmt: skip
     return sorted(found, key=lambda row: (-(most(row.bytes) or 0), row.kind, row.axes))
@@ -135,7 +145,8 @@ def largest(
     if not nodes:
         return []
     way = paths(nodes)
-    ranked = sorted(range(len(nodes)), key=lambda i: (-share(nodes[i], nodes[0]), len(way[i]), i))
+    shown = (i for i, node in enumerate(nodes) if node["kind"] != "resident" or len(way[i]) <= RESIDENT_DEPTH)
+    ranked = sorted(shown, key=lambda i: (-share(nodes[i], nodes[0]), len(way[i]), i))
     wanted = {i for i in ranked[:rows] if share(nodes[i], nodes[0]) >= least_share}
     size = [most(node["total"].get("flops", 0)) or 0 for node in nodes]
     order = sorted(wanted, key=lambda i: [(-size[j], j) for j in way[i]])
@@ -146,6 +157,13 @@ def place(row: Mapping[str, Any]) -> str:
     """Return where a row belongs: its scope and phase, failing that its source or its name."""
     parts = [str(row[key]) for key in ("scope", "phase") if row.get(key)]
     return ", ".join(parts) or str(row.get("op_name") or row.get("source") or row.get("where") or "")
+
+
+def empty(value: Any) -> bool:
+    """Return whether a section holds nothing but zeros, nothing and emptiness."""
+    if isinstance(value, Mapping):
+        return all(empty(item) for item in value.values())
+    return not value
 
 
 def count(number: int, what: str) -> str:

@@ -207,7 +207,7 @@ def memory(document: Mapping[str, Any]) -> str:
     if section.get("donation"):
         parts.append(_donation(gather.table_of(section["donation"])))
     for name, label in gather.DETAILS.items():
-        if section.get(name):
+        if name in section and not gather.empty(section[name]):
             shown = section[name] if name != "moments" else [
                 {key: row[key] for key in ("name", "bytes", "scope", "phase", "instruction")} for row in section[name]
             ]  # fmt: skip
@@ -252,10 +252,8 @@ def _live(section: Mapping[str, Any]) -> str:
         return ""
     cells = [
         (
-            number(row["bytes"], "bytes"),
-            f'<td class="kind"><i class="s-{escape(str(row["class"]))}"></i>{escape(str(row["class"]).replace("_", " "))}'
-            f"{'' if row.get('sure', True) else ' (unsure)'}</td>",
-            text(row["shape"]), text(gather.place(row) or row.get("instruction", "")),
+            number(row["bytes"], "bytes"), _class(row), text(row["shape"]),
+            text(gather.place(row) or row.get("instruction", "")),
             text(row.get("source") or row.get("instruction", ""), "dim"), text(row.get("why", ""), "dim"),
         )
         for row in found[:MOST_LISTED]
@@ -266,6 +264,11 @@ def _live(section: Mapping[str, Any]) -> str:
         return first
     rest = wide(grid(heads, rows(cells[BUFFERS_SHOWN:]), (0,))) + more(len(cells), len(found))
     return f"{first}<details><summary>the next {len(cells) - BUFFERS_SHOWN:,}</summary>{rest}</details>"
+
+
+def _class(row: Mapping[str, Any]) -> str:
+    name, doubt = escape(str(row["class"])), "" if row.get("sure", True) else " (unsure)"
+    return f'<td class="kind"><i class="s-{name}"></i>{name.replace("_", " ")}{doubt}</td>'
 
 
 def _donation(section: Mapping[str, Any]) -> str:
@@ -297,21 +300,22 @@ def collectives(document: Mapping[str, Any]) -> str:
     sums = gather.collectives(document)
     if not sums:
         return "<h2>collectives</h2><p>none: no data moves between devices</p>"
-    several = any(row.nodes for row in sums)
+    several = any(row.link for row in sums)
     cells = [
         (
-            text(row.kind), text(row.axes), number(row.group), *([text(row.nodes)] if several else []),
-            number(row.rows), number(row.executions), number(row.bytes, "bytes"),
+            text(row.kind), text(row.axes), *([text(row.link)] if several else []), number(row.group),
+            number(row.rows), number(row.executions), number(row.bytes, "bytes"), number(row.wire, "bytes"),
         )
         for row in sums
     ]  # fmt: skip
-    heads = ("kind", "over", "group", *(["nodes"] if several else []), "instructions", "executions", "payload")
-    table = wide(grid(heads, rows(cells), range(2, len(heads))))
+    heads = ("kind", "over", *(["link"] if several else []), "group", "instructions", "executions", "payload", "sent")
+    table = wide(grid(heads, rows(cells), range(2 + several, len(heads))))
     listed = sorted(gather.rows_of(document["collectives"]), key=lambda row: -(_top(gather.payload(row))))
     single = [
         (
             number(gather.payload(row), "bytes"), number(row.get("executions")), text(row["kind"]),
-            text(", ".join(row.get("axes") or ()) or "unnamed"), text(row.get("dtype", "")), text(gather.place(row)),
+            text(", ".join(row.get("axes") or ()) or row.get("layout") or "unnamed"), text(row.get("dtype", "")),
+            text(gather.place(row)),
             text(row.get("source") or row.get("name", ""), "dim"),
         )
         for row in listed[:MOST_LISTED]
@@ -319,12 +323,11 @@ def collectives(document: Mapping[str, Any]) -> str:
     inside = wide(
         grid(("payload", "times", "kind", "over", "dtype", "where", "source line"), rows(single), (0, 1))
     ) + more(len(single), len(listed))
-    rest = "".join(
-        f"<h3>{escape(name.replace('collectives_', '').replace('_', ' '))}</h3>{plain_data(document[name])}"
-        for name in document
-        if name.startswith("collectives_") and document[name]
-    )
-    note = "payload of one device in one step, trips included: the whole array that moves"
+    totals = gather.table_of(document.get("collective_totals"))
+    links = gather.table_of(totals.get("by_link"))
+    rest = f"<h3>inside and between nodes or slices</h3>{plain_data(links)}" if links and several else ""
+    sent = f"; sent: {totals['wire']}" if totals.get("wire") else ""
+    note = escape(f"of one device in one step, trips included; payload: the whole array that moves{sent}")
     return (
         f'<h2>collectives</h2><p class="dim">{note}</p>{table}'
         f"<details><summary>one by one, {len(listed):,} in all</summary>{inside}</details>{rest}"

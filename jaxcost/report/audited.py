@@ -1,0 +1,273 @@
+"""An audit as text: what the program costs, whose word that is, what could not be told, and what to change first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from jaxcost.audits.exports import TITLES
+from jaxcost.audits.tree import COLUMNS, UNITS, most
+from jaxcost.report import audit_rows as gather
+from jaxcost.report.console import console, table
+from jaxcost.report.numbers import about, exact
+from jaxcost.report.tables import line
+
+TREE_ROWS, TREE_SHARE = 24, 0.01
+LINES_SHOWN, BUFFERS_SHOWN, LISTED = 8, 8, 12
+_VERDICTS = {"right": "green", "wrong": "bold red", "not_comparable": "yellow", "absent": ""}
+_SIZES = (("bytes", "bytes"), ("flops", "FLOPs"))
+
+
+def show_audit(document: Mapping[str, Any], rows: bool = False) -> None:
+    """Print a document `jaxcost.audit.v1`; `rows` adds exact integers and what the tables leave out."""
+    out = console()
+    _head(out, document, rows)
+    _unknowns(out, document, rows)
+    _flops(out, document, rows)
+    _tree(out, document, rows)
+    _memory(out, document, rows)
+    _donation(out, document, rows)
+    _savings(out, document)
+    _collectives(out, document)
+    _loops(out, document, rows)
+    _trust(out, document, rows)
+    _findings(out, document, rows)
+
+
+def size(value: Any, unit: str, whole: bool = False) -> str:
+    """Return a number with its prefix, an interval with both ends, or `unknown`; `whole` gives exact integers."""
+    if value is None:
+        return "unknown"
+    if isinstance(value, Mapping):
+        low = size(value["minimum"], unit, whole)
+        if value["maximum"] is None:
+            return f"{low} + unknown" if value["minimum"] else "unknown"
+        return f"{low} to {size(value['maximum'], unit, whole)}"
+    return exact(value) if whole else about(value, unit) or f"{exact(value)}{' B' * (unit == 'bytes' and value != 0)}"
+
+
+def _head(out: Console, document: Mapping[str, Any], rows: bool) -> None:
+    line(out, gather.title(document), style="bold")
+    line(out, "  ".join(f"{name}={value}" for name, value in gather.facts(document)))
+    for note in document["program"].get("notes") or ():
+        line(out, str(note))
+    if document["program"].get("refused"):
+        line(out, f"the compiler refuses: {document['program']['refused']}", style="bold red")
+    made = table("of one device, one step", "", "exact", right=("", "exact"), optional=("exact",))
+    for name, value, unit in gather.headline(document):
+        made.add_row(name, size(value, unit), size(value, unit, whole=True))
+    out.print(made)
+    reason = document["flops"].get("reason")
+    if reason:
+        line(out, f"no exact total of FLOPs: {reason}")
+
+
+def _unknowns(out: Console, document: Mapping[str, Any], rows: bool) -> None:
+    found = document["unknowns"]
+    if not found:
+        return
+    line(out, f"not known, and not zero ({gather.count(len(found), 'entry').replace('entrys', 'entries')})", "yellow")
+    for row in _some(found, rows):
+        where = gather.place(row)
+        shapes = f", {', '.join(map(str, row['shapes']))}" if row.get("shapes") else ""
+        line(out, f"- {row['what']} ({row['kind']}){f' in {where}' if where else ''}: {row['reason']}{shapes}")
+    _left(out, found, rows)
+
+
+def _flops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
+    section = document["flops"]
+    made = table("FLOPs", "", "exact", "share", right=("", "exact", "share"), optional=("exact",))
+    whole = most(gather.unbounded(section["total"]))
+    for name in ("by_class", "by_phase", "by_dtype"):
+        for key, value in gather.table_of(section.get(name)).items():
+            if value != 0:
+                part = _percent(value, whole)
+                made.add_row(str(key).replace("_", " "), size(value, "FLOPs"), size(value, "FLOPs", True), part)
+        if made.row_count:
+            made.add_section()
+    if made.row_count:
+        out.print(made)
+    if section.get("elementwise_products"):
+        amount = size(section["elementwise_products"], "FLOPs")
+        line(out, f"beside them, in no total: {amount} of products that became multiply and reduce")
+    jaxpr = document.get("jaxpr")
+    if isinstance(jaxpr, Mapping) and jaxpr.get("flops") is not None:
+        line(out, f"the jaxpr's own count: {size(jaxpr['flops'], 'FLOPs')}")
+    if rows and document.get("primitives"):
+        made = table("operations that are no FLOPs here", "count", right=("count",))
+        for name, value in document["primitives"].items():
+            made.add_row(str(name).replace("_", " "), size(value, "operations", True))
+        out.print(made)
+
+
+def _percent(value: Any, whole: int | None) -> str:
+    part = most(value) if value is not None else None
+    return "" if not whole or part is None else f"{100 * part / whole:.1f}%"
+
+
+def _tree(out: Console, document: Mapping[str, Any], rows: bool) -> None:
+    right = tuple(TITLES[column] for column in COLUMNS)
+    made = table("module", *right, right=right, optional=(TITLES["collective_bytes"], TITLES["bytes"]))
+    for depth, node in gather.largest(document, "scopes", 0.0 if rows else TREE_SHARE, 10_000 if rows else TREE_ROWS):
+        cells = (size(node["total"].get(column, 0), UNITS[column]) for column in COLUMNS)
+        made.add_row(f"{'  ' * min(depth, 12)}{node['name']}", *("" if cell == "0" else cell for cell in cells))
+    out.print(made)
+    lines = [row for row in document["attribution"]["lines"] if row.get("line")]
+    made = table("source line", *right, right=right, optional=(TITLES["collective_bytes"], TITLES["peak_bytes"]))
+    for row in lines if rows else lines[:LINES_SHOWN]:
+        cells = (size(row["total"].get(column, 0), UNITS[column]) for column in COLUMNS)
+        made.add_row(f"{row['file']}:{row['line']} {row['name']}", *("" if cell == "0" else cell for cell in cells))
+    if lines:
+        out.print(made)
+
+
+def _memory(out: Console, document: Mapping[str, Any], rows: bool) -> None:
+    section = document["memory"]
+    made = table("memory of one device", "", "exact", right=("", "exact"), optional=("exact",))
+    for name, label in gather.MEMORY.items():
+        if name in section:
+            made.add_row(label, size(section[name], "bytes"), size(section[name], "bytes", whole=True))
+    out.print(made)
+    for reason, names in _reasons(section).items():
+        line(out, f"unknown ({', '.join(names)}): {reason}")
+    limit = gather.table_of(document["program"].get("target")).get("device_memory_bytes")
+    required = section.get("required_bytes")
+    if limit and required is not None:
+        fits = required <= limit
+        text = f"{'fits' if fits else 'does not fit'}: {100 * required / limit:.1f}% of {size(limit, 'bytes')}"
+        line(out, text, style="green" if fits else "bold red")
+    classes = {name: value for name, value in (section.get("by_class_at_peak") or {}).items() if value}
+    if classes:
+        made = table("at the peak", "", "share", right=("", "share"))
+        for name, value in sorted(classes.items(), key=lambda item: -item[1]):
+            made.add_row(name.replace("_", " "), size(value, "bytes"), _percent(value, section["live_peak_bytes"]))
+        out.print(made)
+    live = gather.rows_of(section.get("at_peak"))
+    if live:
+        made = table("largest buffers", "", "class", "shape", "where", right=("",), optional=("class", "shape"))
+        for row in live if rows else live[:BUFFERS_SHOWN]:
+            where = row.get("source") or row.get("op_name") or row.get("instruction", "")
+            made.add_row(
+                gather.place(row), size(row["bytes"], "bytes"), row["class"].replace("_", " "), row["shape"], where
+            )
+        out.print(made)
+
+
+def _reasons(section: Mapping[str, Any]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, reason in gather.table_of(section.get("reasons")).items():
+        found.setdefault(str(reason), []).append(name.replace("_", " "))
+    return found
+
+
+def _donation(out: Console, document: Mapping[str, Any], rows: bool) -> None:
+    section = gather.table_of(document["memory"].get("donation"))
+    if not section:
+        return
+    used, vain, possible = (section.get(f"{name}_bytes") for name in ("used", "in_vain", "possible"))
+    line(
+        out,
+        f"donation: {size(used, 'bytes')} of results take over an argument, {size(vain, 'bytes')} were donated in "
+        f"vain, {size(possible, 'bytes')} more could be donated",
+    )
+    if section.get("known") is False and section.get("reason"):
+        line(out, f"    {section['reason']}")
+    lost = [row for row in gather.rows_of(section.get("arguments")) if not row.get("used")]
+    for row in _some(lost, rows):
+        line(out, f"- in vain: {row['path']} {row['shape']}: {row.get('why', '')}")
+    could = gather.rows_of(section.get("possible"))
+    for row in could if rows else could[:3]:
+        line(out, f"- possible: {row['path']} {row['shape']}, {size(row['bytes'], 'bytes')}")
+
+
+def _savings(out: Console, document: Mapping[str, Any]) -> None:
+    found = gather.rows_of(document["memory"].get("savings"))
+    if not found:
+        return
+    made = table("what would lower the peak, each alone", "saves", "bound", right=("saves",))
+    for row in found:
+        text = str(row.get("action") or row.get("kind"))
+        target = str(row.get("target") or "")
+        made.add_row(
+            text if target in text else f"{text}: {target}", size(row["saves_bytes"], "bytes"), str(row["bound"])
+        )
+    out.print(made)
+
+
+def _collectives(out: Console, document: Mapping[str, Any]) -> None:
+    found = gather.collectives(document)
+    if not found:
+        line(out, "collectives: none, no data moves between devices")
+        return
+    linked = any(row.link for row in found)
+    right = ("group", "times", "payload", "sent")
+    made = table("collective", "over", *(["link"] if linked else []), *right, right=right, optional=("group",))
+    for row in found:
+        made.add_row(
+            row.kind, row.axes, *([row.link] if linked else []), exact(row.group), size(row.executions, "", True),
+            size(row.bytes, "bytes"), size(row.wire, "bytes"),
+        )  # fmt: skip
+    out.print(made)
+
+
+def _loops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
+    found = gather.rows_of(document.get("loops"))
+    if not found:
+        return
+    made = table("loop", "trips", "times run", "count is", "line", right=("trips", "times run"))
+    for row in _some(found, rows):
+        trips = row.get("trips")
+        if trips is None and "minimum" in row:
+            trips = {"minimum": row["minimum"], "maximum": row.get("maximum")}
+        made.add_row(
+            row["instruction"], size(trips, "", True), size(row.get("entries"), "", True), str(row.get("source", "")),
+            row.get("line") or row.get("op_name", ""),
+        )  # fmt: skip
+    out.print(made)
+    for row in _some([row for row in found if row.get("reason")], rows):
+        line(out, f"{row['instruction']}: {row['reason']}")
+    _left(out, found, rows)
+
+
+def _trust(out: Console, document: Mapping[str, Any], rows: bool) -> None:
+    found = gather.rows_of(gather.table_of(document.get("xla")).get("verdicts"))
+    shown = [row for row in found if row["verdict"] != "absent"]
+    if shown:
+        made = table("XLA's own figure", "says", "counted here", "verdict", right=("says", "counted here"))
+        for row in _some(shown, rows):
+            verdict = Text(str(row["verdict"]).replace("_", " "), style=_VERDICTS.get(row["verdict"], ""))
+            name = f"{row['figure']} {row['where']}" if row.get("where") else str(row["figure"])
+            made.add_row(name, exact(row.get("value")), exact(row.get("measured")), verdict)
+        out.print(made)
+        for row in _some([row for row in shown if row["verdict"] == "wrong"], rows):
+            line(out, f"{row['figure']} {row.get('where') or ''}".rstrip() + f": {row['reason']}")
+        _left(out, shown, rows)
+    absent: dict[str, list[str]] = {}
+    for row in found:
+        if row["verdict"] == "absent":
+            absent.setdefault(str(row.get("reason") or "").split(";")[0], []).append(str(row["figure"]))
+    for reason, names in absent.items():
+        line(out, f"XLA gives no {', '.join(dict.fromkeys(names))}: {reason}")
+
+
+def _findings(out: Console, document: Mapping[str, Any], rows: bool) -> None:
+    found = document["findings"]
+    if found:
+        line(out, "findings", style="bold")
+    for row in _some(found, rows):
+        sizes = "".join(f" ({size(row[key], unit)})" for key, unit in _SIZES if row.get(key) is not None)
+        line(out, f"- {str(row['kind']).replace('_', ' ')}: {row['text']}{sizes}")
+    _left(out, found, rows)
+
+
+def _some(found: Iterable[Any], rows: bool) -> list[Any]:
+    listed = list(found)
+    return listed if rows else listed[:LISTED]
+
+
+def _left(out: Console, found: list[Any] | list[Mapping[str, Any]], rows: bool) -> None:
+    if not rows and len(found) > LISTED:
+        line(out, f"{len(found) - LISTED:,} more with --rows, and in the JSON")

@@ -1,0 +1,94 @@
+"""An audit on a terminal and in a pipe: the numbers, whose word they are, and nothing unknown shown as zero."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from jaxcost.audits.document import audit_document
+from jaxcost.audits.tree import share
+from jaxcost.report import audit_rows as gather
+from jaxcost.report.audited import show_audit, size
+from tests.audits.test_attribution import recorded
+from tests.report.test_audit_page import HOSTILE, hostile, uncounted
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return audit_document(recorded("llama-3.1-8b_training_h100-8_0c6f51ab").program, mesh={"fsdp": 8})
+
+
+def printed(document: dict[str, Any], capsys: pytest.CaptureFixture[str], **options: Any) -> str:
+    show_audit(document, **options)
+    return capsys.readouterr().out
+
+
+def test_the_table_has_the_numbers_and_where_they_are(
+    document: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(document, capsys)
+    for part in (
+        "program on h100:8", "mesh=fsdp=8", "523 TFLOP", "522,800,599,138,304", "30.90 GiB", "33,177,945,588",
+        "fits: 39.1% of 79.11 GiB", "softmax", "attention.py:87 materialised", "all-gather", "27.96 GiB",
+        "while.38", "right", "donation: 11.22 GiB of results take over an argument, unknown were donated in vain",
+        "what would lower the peak",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "\x1b" not in text  # plain in a pipe
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(
+    document: dict[str, Any], width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for options in ({}, {"rows": True}):
+        text = printed(document, capsys, **options)
+        assert max(map(len, text.splitlines())) <= width
+        assert "523 TFLOP" in text and "30.90 GiB" in text
+
+
+def test_rows_adds_what_the_tables_leave_out(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    short, full = printed(document, capsys), printed(document, capsys, rows=True)
+    assert "rsqrt" in full and "rsqrt" not in short and len(full) > 2 * len(short)
+
+
+def test_what_is_unknown_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    document = uncounted()
+    text = printed(document, capsys)
+    assert "+ unknown" in text and "no exact total of FLOPs" in text and "not known, and not zero" in text
+    assert document["unknowns"][0]["reason"].split(":")[0] in " ".join(text.split())
+    assert re.search(r"live peak +unknown", text)
+
+
+def test_names_of_others_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    document = hostile()
+    document["findings"].append({"kind": "markup", "text": "[bold red]not red[/]"})
+    text = printed(document, capsys, rows=True)
+    assert "[bold red]not red[/]" in text and HOSTILE in text
+
+
+def test_the_short_tree_is_a_walk_of_the_largest(document: dict[str, Any]) -> None:
+    nodes = document["attribution"]["scopes"]
+    found = gather.largest(document, "scopes", 0.01, 24)
+    assert 10 < len(found) <= 24 and found[0] == (0, nodes[0])
+    assert all(share(node, nodes[0]) >= 0.01 for _, node in found)
+    assert all(depth <= before + 1 for (before, _), (depth, _) in pairwise(found))
+    assert {"q_proj", "softmax", "head"} <= {node["name"] for _, node in found}
+
+
+def test_sizes_say_how_much_is_known() -> None:
+    assert [size(value, "bytes") for value in (None, 0, 260, 2**31)] == ["unknown", "0", "260 B", "2.00 GiB"]
+    assert size({"minimum": 0, "maximum": None}, "FLOPs") == "unknown"
+    assert size({"minimum": 10**6, "maximum": None}, "FLOPs") == "1.00 MFLOP + unknown"
+    assert size({"minimum": 1, "maximum": 10**6}, "FLOPs", whole=True) == "1 to 1,000,000"
+
+
+def test_transfers_are_summed_by_kind_axes_and_link(document: dict[str, Any]) -> None:
+    found = gather.collectives(document)
+    assert [row.kind for row in found] == ["all-gather", "reduce-scatter", "all-to-all", "all-reduce"]
+    assert sum(row.bytes for row in found) == document["attribution"]["columns"]["collective_bytes"]["total"]
+    assert sum(row.wire for row in found) == document["collective_totals"]["total"]["wire_bytes"]
