@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from math import prod
 
 from jaxcost.audits.arguments import Bound, bound_arguments, whole_argument
-from jaxcost.audits.donation import Possible, grouped
+from jaxcost.audits.donation import ELEMENTWISE, Possible, grouped
 from jaxcost.audits.remat import checkpoints
 from jaxcost.audits.replay import Change, Edit, Held, Replay
 from jaxcost.audits.residents import copied_by, nearest_source
@@ -166,15 +166,39 @@ def _widened(replay: Replay, held: Held) -> tuple[Instruction, str] | None:
 
 
 def _constants(replay: Replay) -> Iterator[Change]:
-    """Large constants that are allocated, the equal ones together."""
-    for row in replay.evidence.reading.memory.live:
-        if row.kind == "constant" and row.bytes >= _LARGE:
-            yield Change(
-                "constant", row.instruction, f"compute {row.shape} in the program, or pass it as an argument",
-                f"the constant {row.instruction} {row.shape} is allocated for as long as the program is loaded",
-                "upper", resident=-row.bytes,
-                assumptions=("it can be computed where it is used; passed as an argument it is resident as well",),
-            )  # fmt: skip
+    """Large constants, computed where they are used instead: all at once for what reads whole arrays."""
+    module = replay.evidence.graph.module
+    rows = [r for r in replay.evidence.reading.memory.live if r.kind == "constant" and r.bytes >= _LARGE]
+    wanted = {r.instruction for r in rows}
+    by_name = {at.name: at for at in module.walk() if at.name in wanted}
+    for row in rows:
+        readers = _readers(by_name[row.instruction]) if row.instruction in by_name else []
+        whole_readers = {at.name for at in readers if not _element_by_element(at)}
+        events = [n for n, event in enumerate(replay.events) if event.instruction in whole_readers]
+        if not readers or (whole_readers and not events):
+            continue  # whoever reads it is there throughout: no moment is without it
+        yield Change(
+            "constant", row.instruction, f"compute {row.shape} where it is used",
+            f"the constant {row.instruction} {row.shape} is allocated for as long as the program is loaded; it is read "
+            f"by {', '.join(at.name for at in readers[:3])}", "upper",
+            (Edit(events[0], events[-1] + 1, row.bytes),) if events else (), resident=-row.bytes,
+            assumptions=("it follows from little (a counter, a mask); passed as an argument it is resident as well",),
+        )  # fmt: skip
+
+
+def _readers(at: Instruction) -> list[Instruction]:
+    """What reads a value, through views of it."""
+    found: list[Instruction] = []
+    for user in at.users:
+        found += _readers(user) if user.opcode in ("bitcast", "copy", "reshape") else [user]
+    return found
+
+
+def _element_by_element(at: Instruction) -> bool:
+    return at.opcode in ELEMENTWISE or (
+        at.opcode == "fusion"
+        and all(i.opcode in ELEMENTWISE or i.opcode == "reduce" for i in at.called[0].instructions)
+    )
 
 
 def _padding(replay: Replay) -> Iterator[Change]:

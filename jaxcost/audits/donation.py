@@ -17,7 +17,7 @@ from jaxcost.observation.hlo.module import Instruction, Module
 
 _LISTED = 200
 _VIEWS = frozenset("bitcast get-tuple-element tuple opt-barrier copy-start copy-done".split())
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     """abs add and atan2 cbrt ceil clamp compare convert cosine divide erf exponential exponential-minus-one floor
     log log-plus-one logistic maximum minimum multiply negate not or parameter power real reduce-precision remainder
     round-nearest-afz round-nearest-even rsqrt select sign sine sqrt subtract tan tanh xor bitcast constant
@@ -276,13 +276,13 @@ def _maker(module: Module, result: Returned) -> tuple[Instruction, tuple[int, ..
 
 def _in_place(at: Instruction, made: Instruction) -> bool:
     """Whether an instruction computes each element of its result from the same element of an argument."""
-    if made.opcode in _ELEMENTWISE:
+    if made.opcode in ELEMENTWISE:
         return made.shape.dims == at.shape.dims
     if made.opcode != "fusion":
         return False
     inner = made.called[0]
     return all(
-        i.opcode in _ELEMENTWISE
+        i.opcode in ELEMENTWISE
         and (i.shape.dims == at.shape.dims or i.opcode in ("constant", "parameter", "convert", "bitcast"))
         for i in inner.instructions
     )
