@@ -134,8 +134,57 @@ class Portable:
 
 
 def lower_for(traced: Any, platform: str) -> Any:
-    """Lower a `jax.stages.Traced` for a platform that this process may not have."""
-    return traced.lower(lowering_platforms=(platform,))
+    """Lower a `jax.stages.Traced` for a platform that this process may not have.
+
+    Callbacks into Python are the one thing that JAX refuses to lower for another platform: their rule asks for the
+    backend, which it needs to run them only. Here it gets a stand-in, and the calls stay in the module as they would.
+    `_private_parameters` is what `jax.export` uses to override rules.
+    """
+    import jax
+
+    if platform == jax.default_backend() or (platform == "cuda" and jax.default_backend() == "gpu"):
+        return traced.lower(lowering_platforms=(platform,))
+    from jax._src import callback, debugging
+    from jax._src.interpreters import mlir
+
+    primitives = [
+        getattr(module, name)
+        for module, names in (
+            (callback, ("pure_callback_p", "io_callback_p")), (debugging, ("debug_callback_p", "debug_print_p")),
+        )
+        for name in names
+        if hasattr(module, name)
+    ]  # fmt: skip
+    rules: Any = tuple((primitive, _without_backend(primitive, platform)) for primitive in primitives)
+    parameters = mlir.LoweringParameters(override_lowering_rules=rules)
+    return traced.lower(lowering_platforms=(platform,), _private_parameters=parameters)
+
+
+class _Backend:
+    """What a callback's lowering rule asks of a backend."""
+
+    def __init__(self, platform: str):
+        self.platform = platform
+
+    def make_python_callback_from_host_send_and_recv(self, function: Any, *_: Any) -> Any:
+        return function
+
+
+def _without_backend(primitive: Any, platform: str) -> Callable[..., Any]:
+    from jax._src.interpreters import mlir
+
+    entry = mlir._platform_specific_lowerings[platform].get(primitive) or mlir._lowerings[primitive]
+    rule: Callable[..., Any] = entry.rule
+
+    def lower(context: Any, *operands: Any, **parameters: Any) -> Any:
+        module = context.module_context
+        own, module.backend = module.backend, _Backend(platform)
+        try:
+            return rule(context, *operands, **parameters)
+        finally:
+            module.backend = own
+
+    return lower
 
 
 def trace_filter_jit(function: Any, *args: Any, **keywords: Any) -> Any:

@@ -27,7 +27,7 @@ def compile_program(lowered: Lowered, module: Portable, target: Target, *, origi
     if hlo is None:
         text = refusal_section(first)["text"] if not isinstance(first, Compiled) else "no module was dumped"
         raise reject(
-            f"function {lowered.name}", target.text, f"the compiler refuses it: {first_lines(text)}",
+            "function", lowered.name, f"the compiler for {target.text} refuses it: {first_lines(text)}",
             "mend the program, or audit it for another target",
         )  # fmt: skip
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,9 +66,18 @@ def lower_function(
     if not callable(function):
         remedy = "give a function, and its arguments after it; or a stage of jax.jit (traced, lowered, compiled)"
         raise reject("function", function, "cannot be called", remedy)
-    with _axes(mesh) as within:
-        traced = _refusing("trace", function, lambda: trace(function, tuple(args), dict(keywords), given, within))
-        return lower_traced(traced, platform=platform, function=function)
+
+    def lower(axes: Mapping[str, int] | None) -> tuple[Any, tuple[Lowered, private.Portable]]:
+        with _axes(axes) as within:
+            traced = _refusing("trace", function, lambda: trace(function, tuple(args), dict(keywords), given, within))
+            return traced.jaxpr, lower_traced(traced, platform=platform, function=function)
+
+    jaxpr, found = lower(mesh)
+    inner = None if mesh else _inner_mesh(jaxpr)
+    if inner and prod(inner.values()) > found[1].device_count:
+        # A shard_map over abstract devices, and no argument that says so: its mesh is that of the program.
+        return lower(inner)[1]
+    return found
 
 
 def lower_traced(traced: Any, *, platform: Family, function: Any = None) -> tuple[Lowered, private.Portable]:
@@ -83,7 +91,15 @@ def lower_traced(traced: Any, *, platform: Family, function: Any = None) -> tupl
         warnings.simplefilter("always")
         lowered = _refusing("lower", name, lambda: private.lower_for(traced, platform))
     said = tuple(dict.fromkeys(str(item.message).split("\n")[0][:400] for item in heard))
-    return describe(lowered, platform, jaxpr=traced.jaxpr, said=said)
+    found = describe(lowered, platform, jaxpr=traced.jaxpr, said=said)
+    inner = _inner_mesh(traced.jaxpr)
+    if function is None and inner and prod(inner.values()) > found[1].device_count:
+        axes = ",".join(f"{axis}={size}" for axis, size in inner.items())
+        remedy = "give the function itself, or trace it with arguments that have shardings"
+        raise reject(
+            "function", str(name), f"it is written for a mesh ({axes}) that none of its arguments is on", remedy
+        )
+    return found
 
 
 def describe(
@@ -147,16 +163,26 @@ def _unwrapped(
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Take the arguments out of a partial or a bound method of something compiled."""
     while True:
-        if isinstance(function, functools.partial) and _has_stages(function.func):
+        if _is_partial(function) and _has_stages(function.func):
             function, args, keywords = function.func, (*function.args, *args), {**function.keywords, **keywords}
-        elif isinstance(function, types.MethodType) and _has_stages(function.__func__):
+        elif _is_method(function) and _has_stages(function.__func__):
             function, args = function.__func__, (function.__self__, *args)
         else:
             return function, args, keywords
 
 
 def _has_stages(function: Any) -> bool:
-    return isinstance(function, functools.partial | types.MethodType) or _compiled_already(function) is not None
+    return _is_partial(function) or _is_method(function) or _compiled_already(function) is not None
+
+
+def _is_partial(function: Any) -> bool:
+    """One of functools, of JAX or of equinox."""
+    return all(hasattr(function, name) for name in ("func", "args", "keywords"))
+
+
+def _is_method(function: Any) -> bool:
+    """One of Python, or equinox's, which is a module."""
+    return all(hasattr(function, name) for name in ("__func__", "__self__"))
 
 
 def _compiled_already(function: Any) -> Callable[..., Any] | None:
@@ -172,7 +198,7 @@ def _opened(
     function: Any, args: tuple[Any, ...], keywords: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
     """Make a callable that holds arrays its own first argument."""
-    if isinstance(function, types.MethodType) and _holds_arrays(function.__self__):
+    if _is_method(function) and _holds_arrays(function.__self__):
         holder, call = function.__self__, function.__func__
     elif _holds_arrays(function):
         holder = function
@@ -304,7 +330,7 @@ def _refusing(doing: str, function: Any, run: Callable[[], Any]) -> Any:
         name = function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)
         rule = f"JAX cannot {doing} it: {type(error).__name__}: {first_line(error)}"
         remedy = "call jax.jit(function).lower(*args) to see where" if doing == "lower" else "correct the call"
-        raise reject(f"function {name}", None, rule, remedy) from error
+        raise reject("function", name, rule, remedy) from error
 
 
 def first_line(error: BaseException) -> str:
@@ -334,6 +360,18 @@ def _one_mesh(meshes: Sequence[Any], devices: int) -> tuple[dict[str, int], tupl
         shown = "; ".join(",".join(f"{name}={size}" for name, size in axes) for axes in whole)
         return {}, (f"several meshes span the program ({shown}): no axis is named",)
     return dict(whole[0]) if whole else {}, ()
+
+
+def _inner_mesh(jaxpr: Any) -> dict[str, int] | None:
+    """The axes of the first mesh that a shard_map inside is written for."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if eqn.primitive.name == "shard_map":
+            return dict(eqn.params["mesh"].shape)
+        for _, inner in inside(eqn):
+            found = _inner_mesh(inner)
+            if found:
+                return found
+    return None
 
 
 def constants(jaxpr: Any) -> Iterator[Constant]:
