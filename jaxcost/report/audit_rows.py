@@ -153,6 +153,12 @@ def largest(
     return [(len(way[i]), nodes[i]) for i in order if all(j in wanted for j in way[i])]
 
 
+def trips(row: Mapping[str, Any]) -> Any:
+    """Return the trips of a loop: an integer, what bounds it, or None."""
+    found = row.get("trips")
+    return {"minimum": row["minimum"], "maximum": None} if found is None and row.get("minimum") else found
+
+
 def place(row: Mapping[str, Any]) -> str:
     """Return where a row belongs: its scope and phase, failing that its source or its name."""
     parts = [str(row[key]) for key in ("scope", "phase") if row.get(key)]

@@ -167,8 +167,32 @@ def flops(document: Mapping[str, Any]) -> str:
         inside = plain_data(document["primitives"])
         parts.append(f"<details><summary>operations that are no FLOPs here</summary>{inside}</details>")
     if document.get("jaxpr"):
-        parts.append(f"<h3>the jaxpr beside it</h3>{plain_data(document['jaxpr'])}")
+        parts.append(_jaxpr(gather.table_of(document["jaxpr"])))
     return f"<h2>FLOPs</h2>{''.join(parts)}"
+
+
+def _jaxpr(section: Mapping[str, Any]) -> str:
+    """The jaxpr's own count, and what the compiler made of each place that differs."""
+    devices = int(section.get("devices") or 1)
+    over = f" over all {devices:,} devices" if devices > 1 else ""
+    parts = [f"<h3>the jaxpr beside it</h3><p>It counts {amount(section.get('flops'), 'FLOPs')}{over}. "]
+    found = gather.rows_of(section.get("differences"))
+    parts.append("</p>" if found else "No place differs.</p>")
+    cells = []
+    for row in found[:MOST_LISTED]:
+        reasons = "; ".join(str(reason.get("text", "")) for reason in gather.rows_of(row.get("reasons")))
+        cells.append(
+            (
+                text(gather.place(row) or "no scope"), number(row.get("jaxpr"), "FLOPs"),
+                number(row.get("compiled"), "FLOPs"), number(row.get("difference")), number(row.get("unexplained")),
+                text(reasons or row.get("reason", "")),
+            )
+        )  # fmt: skip
+    if cells:
+        heads = ("where", "jaxpr", "compiled", "difference", "unexplained", "why")
+        parts.append(wide(grid(heads, rows(cells), (1, 2, 3, 4))) + more(len(cells), len(found)))
+    rest = {key: value for key, value in section.items() if key not in ("flops", "counted", "devices", "differences")}
+    return f"{''.join(parts)}<details><summary>more of the jaxpr</summary>{plain_data(rest)}</details>"
 
 
 def places(document: Mapping[str, Any]) -> str:
@@ -343,20 +367,27 @@ def loops(document: Mapping[str, Any]) -> str:
     found = gather.rows_of(document.get("loops"))
     if not found:
         return "<h2>loops</h2><p>none</p>"
-    cells = []
-    for row in found[:MOST_LISTED]:
-        trips: Any = row.get("trips")
-        if trips is None and "minimum" in row:
-            trips = {"minimum": row["minimum"], "maximum": row.get("maximum")}
-        cells.append(
-            (
-                text(row["instruction"]), number(trips), number(row.get("entries")), text(row.get("source", "")),
-                text(row.get("reason") or ""), text(row.get("scope") or row.get("op_name", "")),
-                text(row.get("line") or "", "dim"),
-            )
-        )  # fmt: skip
-    heads = ("loop", "trips", "times run", "count is", "reason", "name", "source line")
-    return f"<h2>loops</h2>{wide(grid(heads, rows(cells), (1, 2)))}{more(len(cells), len(found))}"
+    cells = [
+        (
+            text(row["name"]), number(gather.trips(row)), number(row.get("entries")), number(row.get("flops"), "FLOPs"),
+            number(row.get("state_bytes"), "bytes"), text(row.get("count_from", "")),
+            text(". ".join(filter(None, (row.get("reason"), row.get("supply"))))), text(gather.place(row)),
+            text(row.get("source") or "", "dim"),
+        )
+        for row in found[:MOST_LISTED]
+    ]  # fmt: skip
+    heads = (
+        "loop",
+        "trips",
+        "times run",
+        "FLOPs in all",
+        "state carried",
+        "count is",
+        "reason",
+        "where",
+        "source line",
+    )
+    return f"<h2>loops</h2>{wide(grid(heads, rows(cells), (1, 2, 3, 4)))}{more(len(cells), len(found))}"
 
 
 def trust(document: Mapping[str, Any]) -> str:

@@ -95,7 +95,14 @@ def _flops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         line(out, f"beside them, in no total: {amount} of products that became multiply and reduce")
     jaxpr = document.get("jaxpr")
     if isinstance(jaxpr, Mapping) and jaxpr.get("flops") is not None:
-        line(out, f"the jaxpr's own count: {size(jaxpr['flops'], 'FLOPs')}")
+        devices = int(jaxpr.get("devices") or 1)
+        over = f", over all {devices:,} devices" if devices > 1 else ""
+        line(out, f"the jaxpr's own count{over}: {size(jaxpr['flops'], 'FLOPs')}")
+        for row in _some(gather.rows_of(jaxpr.get("differences")), rows):
+            reasons = "; ".join(str(reason["text"]) for reason in gather.rows_of(row["reasons"])) or row["reason"]
+            left = f", {row['unexplained']:+,} unexplained" if row["unexplained"] else ""
+            amount = "unknown" if row["difference"] is None else f"{row['difference']:+,} FLOPs"
+            line(out, f"- {gather.place(row) or 'no scope'}: compiled {amount}{left}: {reasons}")
     if rows and document.get("primitives"):
         made = table("operations that are no FLOPs here", "count", right=("count",))
         for name, value in document["primitives"].items():
@@ -149,7 +156,7 @@ def _memory(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     if live:
         made = table("largest buffers", "", "class", "shape", "where", right=("",), optional=("class", "shape"))
         for row in live if rows else live[:BUFFERS_SHOWN]:
-            where = row.get("source") or row.get("op_name") or row.get("instruction", "")
+            where = row.get("source") or row.get("instruction", "")
             made.add_row(
                 gather.place(row), size(row["bytes"], "bytes"), row["class"].replace("_", " "), row["shape"], where
             )
@@ -217,18 +224,17 @@ def _loops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     found = gather.rows_of(document.get("loops"))
     if not found:
         return
-    made = table("loop", "trips", "times run", "count is", "line", right=("trips", "times run"))
+    right = ("trips", "times run", "FLOPs in all", "state")
+    made = table("loop", *right, "count is", "line", right=right, optional=("state", "FLOPs in all"))
     for row in _some(found, rows):
-        trips = row.get("trips")
-        if trips is None and "minimum" in row:
-            trips = {"minimum": row["minimum"], "maximum": row.get("maximum")}
         made.add_row(
-            row["instruction"], size(trips, "", True), size(row.get("entries"), "", True), str(row.get("source", "")),
-            row.get("line") or row.get("op_name", ""),
+            row["name"], size(gather.trips(row), "", True), size(row.get("entries"), "", True),
+            size(row.get("flops"), "FLOPs"), size(row.get("state_bytes"), "bytes"), str(row.get("count_from", "")),
+            row.get("source") or row.get("scope") or row.get("op_name", ""),
         )  # fmt: skip
     out.print(made)
     for row in _some([row for row in found if row.get("reason")], rows):
-        line(out, f"{row['instruction']}: {row['reason']}")
+        line(out, f"{row['name']}: {row['reason']}{'; give ' if row.get('supply') else ''}{row.get('supply', '')}")
     _left(out, found, rows)
 
 

@@ -163,7 +163,7 @@ WORKER = "/venv/lib/python3.11/site-packages/jaxcost/observation/worker.py"
 
 def test_the_line_of_the_users_own_code_is_told_and_the_stack_kept() -> None:
     calls = [(LIBRARY, "Dense.__call__", 9), (MINE, "Block.__call__", 7), (LIBRARY, "wrapped", 3), (MINE, "loss", 5),
-             (WORKER, "answer", 1), ("<frozen runpy>", "_run_code", 88)]  # fmt: skip
+             (WORKER, "answer", 1), (MINE, "asks_for_an_audit", 1), ("<frozen runpy>", "_run_code", 88)]  # fmt: skip
     found = section(evidence_of(stacked(calls).bytes()))
     assert [(line["file"], line["name"], line["line"], line["total"]["flops"]) for line in found["lines"]] == [
         ("train.py", "Block.__call__", 7, 60)

@@ -58,7 +58,7 @@ class Stacks:
     def of(self, instruction: Instruction) -> tuple[Frame, ...]:
         """The calls that lead to an instruction, innermost first; () where the compiler kept none.
 
-        Frames of the program that traced it (`Frame.driver`) are left out at the outer end.
+        They end where the program that traced it begins (`Frame.driver`).
         """
         return self.at(instruction.proto.metadata.stack_frame_id)
 
@@ -80,10 +80,8 @@ class Stacks:
             if frame is not None:
                 frames.append(frame)
             frame_id = proto.parent_frame_id if self._left > 0 else 0
-        frames = _once(frames)
-        while frames and frames[-1].driver:
-            frames.pop()
-        return tuple(frames[:MOST_FRAMES])
+        inside = next((i for i, frame in enumerate(frames) if frame.driver), len(frames))
+        return tuple(_once(frames[:inside])[:MOST_FRAMES])
 
     def _frame(self, location_id: int) -> Frame | None:
         index = self._index
