@@ -133,15 +133,26 @@ class Portable:
         return cls(**{**data, **free})
 
 
-def lower_for(traced: Any, platform: str) -> Any:
+def device_count(lowered: Any) -> int:
+    """Return the number of devices that a `jax.stages.Lowered` is for."""
+    return int(lowered._lowering.compile_args["num_devices"])
+
+
+def lower_for(traced: Any, platform: str, mesh: Any = None) -> Any:
     """Lower a `jax.stages.Traced` for a platform that this process may not have.
 
     Callbacks into Python are the one thing that JAX refuses to lower for another platform: their rule asks for the
     backend, which it needs to run them only. Here it gets a stand-in, and the calls stay in the module as they would.
     `_private_parameters` is what `jax.export` uses to override rules.
+
+    `mesh`: abstract, for a trace that has no concrete one. `jit` takes an abstract mesh from its context only where an
+    axis is explicit; here any does, by the parameter that it would set.
     """
     import jax
 
+    stage = traced.lojax
+    if mesh is not None and stage._params["ctx_mesh"].empty:
+        stage._params = {**stage._params, "ctx_mesh": mesh}
     if platform == jax.default_backend() or (platform == "cuda" and jax.default_backend() == "gpu"):
         return traced.lower(lowering_platforms=(platform,))
     from jax._src import callback, debugging

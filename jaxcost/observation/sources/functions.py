@@ -66,22 +66,17 @@ def lower_function(
     if not callable(function):
         remedy = "give a function, and its arguments after it; or a stage of jax.jit (traced, lowered, compiled)"
         raise reject("function", function, "cannot be called", remedy)
-
-    def lower(axes: Mapping[str, int] | None) -> tuple[Any, tuple[Lowered, private.Portable]]:
-        with _axes(axes) as within:
-            traced = _refusing("trace", function, lambda: trace(function, tuple(args), dict(keywords), given, within))
-            return traced.jaxpr, lower_traced(traced, platform=platform, function=function)
-
-    jaxpr, found = lower(mesh)
-    inner = None if mesh else _inner_mesh(jaxpr)
-    if inner and prod(inner.values()) > found[1].device_count:
-        # A shard_map over abstract devices, and no argument that says so: its mesh is that of the program.
-        return lower(inner)[1]
-    return found
+    with _axes(mesh) as within:
+        traced = _refusing("trace", function, lambda: trace(function, tuple(args), dict(keywords), given, within))
+        return lower_traced(traced, platform=platform, function=function, mesh=within)
 
 
-def lower_traced(traced: Any, *, platform: Family, function: Any = None) -> tuple[Lowered, private.Portable]:
-    """Lower a `jax.stages.Traced` for a platform.
+def lower_traced(
+    traced: Any, *, platform: Family, function: Any = None, mesh: Any = None
+) -> tuple[Lowered, private.Portable]:
+    """Lower a `jax.stages.Traced` for a platform, in the context of a mesh where one is given.
+
+    A shard_map over abstract devices, whose arguments name no mesh, brings its own.
 
     Raises:
         RejectedError: JAX cannot lower it.
@@ -89,17 +84,12 @@ def lower_traced(traced: Any, *, platform: Family, function: Any = None) -> tupl
     name = function if function is not None else getattr(traced, "fun_name", "the traced stage")
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        lowered = _refusing("lower", name, lambda: private.lower_for(traced, platform))
+        lowered = _refusing("lower", name, lambda: private.lower_for(traced, platform, mesh))
+        inner = _inner_mesh(traced.jaxpr)
+        if mesh is None and inner is not None and inner.size > private.device_count(lowered):
+            lowered = _refusing("lower", name, lambda: private.lower_for(traced, platform, inner))
     said = tuple(dict.fromkeys(str(item.message).split("\n")[0][:400] for item in heard))
-    found = describe(lowered, platform, jaxpr=traced.jaxpr, said=said)
-    inner = _inner_mesh(traced.jaxpr)
-    if function is None and inner and prod(inner.values()) > found[1].device_count:
-        axes = ",".join(f"{axis}={size}" for axis, size in inner.items())
-        remedy = "give the function itself, or trace it with arguments that have shardings"
-        raise reject(
-            "function", str(name), f"it is written for a mesh ({axes}) that none of its arguments is on", remedy
-        )
-    return found
+    return describe(lowered, platform, jaxpr=traced.jaxpr, said=said)
 
 
 def describe(
@@ -362,14 +352,15 @@ def _one_mesh(meshes: Sequence[Any], devices: int) -> tuple[dict[str, int], tupl
     return dict(whole[0]) if whole else {}, ()
 
 
-def _inner_mesh(jaxpr: Any) -> dict[str, int] | None:
-    """The axes of the first mesh that a shard_map inside is written for."""
+def _inner_mesh(jaxpr: Any) -> Any:
+    """The abstract mesh of the first shard_map inside, None where there is none."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if eqn.primitive.name == "shard_map":
-            return dict(eqn.params["mesh"].shape)
+            mesh = eqn.params["mesh"]
+            return getattr(mesh, "abstract_mesh", mesh)
         for _, inner in inside(eqn):
             found = _inner_mesh(inner)
-            if found:
+            if found is not None:
                 return found
     return None
 
