@@ -34,6 +34,7 @@ _TRIPS = re.compile(r"\s*(?P<name>[^=\s]+)\s*=\s*(?P<size>[0-9]{1,18})\s*")
 @click.option("--mesh", metavar="data=2,fsdp=4", help="Mesh axes, in order; they name the collectives.")
 @click.option("--trips", multiple=True, metavar="LOOP=N", help="Trips of a loop that depends on run-time values.")
 @click.option("--export", type=_FILE, metavar="FILE", help="Write a file for a viewer (see docs/audit.md).")
+@click.option("--rows", is_flag=True, help="Every row of every table.")
 @click.option("--strict", is_flag=True, help="Exit code 1 where something is unknown.")
 @click.option("--timeout", type=WHOLE, default=600, metavar="S", help="Seconds for one program.  [default: 600]")
 @click.option("--memory", type=WHOLE, default=12, metavar="GIB", help="Memory of the worker.  [default: 12]")
@@ -83,7 +84,7 @@ def audit(
     if as_json:
         print_json(_document(audits, failed, one))
     elif not quiet:
-        _show(audits, failed)
+        _show(audits, failed, parameters["rows"])
     return _code(audits, failed, parameters["strict"])
 
 
@@ -169,12 +170,13 @@ def _document(audits: list[Audit], failed: list[Failed], one: Audit | None) -> d
     return document("jaxcost.audits.v1", **several(audits, failed))
 
 
-def _show(audits: list[Audit], failed: list[Failed]) -> None:
+def _show(audits: list[Audit], failed: list[Failed], rows: bool) -> None:
+    from jaxcost.report.audited import show_audit
     from jaxcost.report.console import console
 
     out = console()
     for found in audits:
-        out.print(str(found), markup=False, soft_wrap=True)
+        show_audit(found.data, rows)
     for at in failed:
         out.print(f"{at.label}: {at.problems[0].rule}", markup=False, soft_wrap=True)
 
