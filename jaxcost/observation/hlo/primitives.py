@@ -11,7 +11,7 @@ library kernel does inside is in no count; the kernels are named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -42,6 +42,7 @@ _ELEMENTWISE: dict[str, str] = {
 _OF_OPERAND = frozenset(["compare", "is-finite"])  # the result is a truth value whatever was compared
 _UNTYPED = frozenset(["convert", "rng", "gather", "batch_norm", "logic", "select"])
 _WITH_FUNCTION = frozenset(["reduce", "reduce-window", "select-and-scatter", "scatter", "map", "sort"])
+_RARER = _WITH_FUNCTION | {"rng-bit-generator", "topk", "custom-call"}
 _ESTIMATES = frozenset(["sort_comparisons"])
 _RANDOM = ("threefry2x32", "RngBitGenerator")
 
@@ -120,8 +121,17 @@ class _Counter:
                 for key, amount in self.inside(at.called[0]).items():
                     once[key] = once.get(key, 0) + amount
                 continue
+            name = _ELEMENTWISE.get(at.opcode)
+            if name is not None:
+                shape = at.shape if not at.shape.is_tuple else at.shape.elements[0]
+                of = at.operands[0].shape if at.opcode in _OF_OPERAND else shape
+                found_here: Iterable[tuple[str, int]] = ((kind_of(name, of.dtype), shape.size),)
+            elif at.opcode in _RARER:
+                found_here = self.of(at)
+            else:
+                continue
             place: _Place | None = None
-            for name, amount in self.of(at):
+            for name, amount in found_here:
                 if amount <= 0:
                     continue
                 if place is None:
@@ -132,13 +142,9 @@ class _Counter:
         return once
 
     def of(self, at: Instruction) -> Iterator[tuple[str, int]]:
-        """(kind, count) of one execution of an instruction that is no fusion."""
+        """(kind, count) of one execution of an instruction that is neither elementwise nor a fusion."""
         opcode = at.opcode
-        name = _ELEMENTWISE.get(opcode)
-        if name is not None:
-            shape = at.shape if not at.shape.is_tuple else at.shape.elements[0]
-            yield kind_of(name, at.operands[0].shape.dtype if opcode in _OF_OPERAND else shape.dtype), shape.size
-        elif opcode in _WITH_FUNCTION:
+        if opcode in _WITH_FUNCTION:
             yield from self._with_function(at)
         elif opcode == "rng-bit-generator":
             yield "rng", next((leaf.size for leaf in reversed(list(at.shape.leaves()))), 0)
