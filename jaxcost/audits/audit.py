@@ -13,19 +13,26 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from jaxcost.contracts.errors import reject
-from jaxcost.observation.pool import Pool, Request, request_for
+from jaxcost.observation.pool import Pool, Reply, Request, request_for
 from jaxcost.observation.targets import LARGEST_DEVICE_COUNT, Target, parse_target, require
 
 ALLOWED = ("jaxcost.audits",)
 SCHEMA = "jaxcost.audit.v1"
 TASKS = "jaxcost.audits.tasks"
+
+_ENDED = {
+    "crashed": "the compiler or reader crashed on it",
+    "timed_out": "it took too long",
+    "memory_exceeded": "it took too much memory",
+}
+_ENDED_REMEDY = "raise --timeout or --memory (Pool(timeout_seconds=..., memory_bytes=...)), or audit a smaller program"
 
 
 @dataclass(frozen=True)
@@ -146,8 +153,8 @@ def audit(
 
     Raises:
         RejectedError: it is no function, cannot be traced, or does not fit the target.
+            The compiler crashed, or exceeded its time or memory.
         UnavailableError: the target's compiler is not installed; the message has the command that adds it.
-        WorkerError: the compiler crashed, or exceeded its time or memory.
     """
     from jaxcost.observation.sources import stages
     from jaxcost.observation.sources.functions import lower_function
@@ -169,7 +176,7 @@ def audit(
         lowered, module = lower_function(function, args, keywords, platform=found.family, options=options, mesh=mesh)
         request = module_request(lowered, module, fitting(found, module.device_count, bare=target == "cpu"), more)
     with nullcontext(pool) if pool is not None else Pool(size=1, allow=ALLOWED) as workers:
-        return audited(workers.value(request))
+        return audited(replies(workers, [request])[0])
 
 
 def _stage_request(kind: Any, stage: Any, target: Target, *, bare: bool, more: Mapping[str, Any]) -> Request:
@@ -233,6 +240,24 @@ def fitting(target: Target, devices: int, *, bare: bool) -> Target:
         example = f"{target.chip}:{devices}" if target.family != "tpu" else "a slice of as many devices"
         raise reject("target", target.text, rule, f"name a target of {devices} devices: {example}")
     return target
+
+
+def replies(pool: Pool, requests: Sequence[Request], remedy: str = _ENDED_REMEDY) -> list[Mapping[str, Any]]:
+    """Return what tasks made of programs, in order. A program that ends its compiler is refused like any other.
+
+    Raises:
+        RejectedError, UnavailableError: of the first that has no reply.
+        WorkerError: a task failed by a fault of its own.
+    """
+    values: list[Mapping[str, Any]] = []
+    for request, result in zip(requests, pool.map(requests), strict=True):
+        if isinstance(result, Reply):
+            values.append(result.value)
+        elif result.kind in _ENDED:
+            raise reject(request.label, result.kind, f"{_ENDED[result.kind]} ({result.reason})", remedy)
+        else:
+            result.throw()
+    return values
 
 
 def audited(value: Mapping[str, Any]) -> Audit:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxcost.audits.audit import SCHEMA, TASKS, Audit, audited
-from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
+from jaxcost.audits.audit import SCHEMA, TASKS, Audit, audited, replies
+from jaxcost.audits.regression import checked
+from jaxcost.contracts.errors import Problem, UnavailableError, reject
 from jaxcost.observation.pool import Pool, Request, WorkerFailure
 from jaxcost.observation.sources.dumps import DumpedModule, choose, read_dump
 from jaxcost.observation.targets import Family, parse_target
@@ -72,56 +74,36 @@ def audit_path(
     return [read_saved(saved, path.name)], []
 
 
-def read_audit(path: Path | str) -> Audit:
-    """Return a saved audit.
-
-    Raises:
-        RejectedError: the file holds none.
-        UnavailableError: it does not exist.
-    """
-    path = Path(path)
-    if not path.exists():
-        raise UnavailableError(str(path), "no such file", "check the path")
-    saved = _json(path) if path.is_file() else None
-    if saved is None:
-        raise reject(str(path), None, "is no saved audit", "write one with jaxcost audit --json > FILE")
-    return read_saved(saved, path.name)
-
-
 def read_saved(saved: Mapping[str, Any], where: str) -> Audit:
     """Return the audit of a saved document.
 
     Raises:
-        RejectedError: it is another document, or not whole.
+        RejectedError: it is another document, or its figures are none.
     """
     if saved.get("schema") != SCHEMA:
         raise reject(f"{where}.schema", saved.get("schema"), f"must be {SCHEMA}", "give jaxcost audit --json's output")
-    kinds = {"program": dict, "flops": dict, "memory": dict, "collectives": list, "unknowns": list, "findings": list}
-    wrong = [
-        Problem(f"{where}.{name}", type(saved.get(name)).__name__, f"must be a {kind.__name__}", "save the audit again")
-        for name, kind in kinds.items()
-        if not isinstance(saved.get(name), kind)
-    ]
-    if not wrong:
-        needed = (("program", "name"), ("program", "platform"), ("program", "target"), ("flops", "total"))
-        wrong = [
-            Problem(f"{where}.{part}.{name}", None, "is missing", "save the audit again")
-            for part, name in needed
-            if name not in saved[part]
-        ]
-    if wrong:
-        raise RejectedError(wrong)
-    return Audit.from_dict(saved)
+    return Audit.from_dict(checked(saved, where))
+
+
+@contextmanager
+def whole(path: Path | None) -> Iterator[None]:
+    """Show a saved audit: what it lacks is the file's fault.
+
+    Raises:
+        RejectedError: a part that is shown is missing from it or has another form.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if path is None or not path.is_file() or _json(path) is None:
+            raise
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise reject(str(path), reason, "is no whole audit", "save the audit again") from error
 
 
 def _value(pool: Pool, request: Request) -> Any:
     """What a worker makes of a file. What ends a worker is the file: XLA's parser of text dies on some damaged ones."""
-    result = pool.call(request)
-    if not isinstance(result, WorkerFailure):
-        return result.value
-    if result.kind in ("crashed", "timed_out", "memory_exceeded"):
-        raise reject(request.label, result.kind, result.reason, "dump the module again, as a proto")
-    result.throw()
+    return replies(pool, [request], "raise --timeout or --memory, or dump the module again, as a proto")[0]
 
 
 def _dump(asked: Asked, pool: Pool, say: Callable[[str], None]) -> tuple[list[Audit], list[Failed]]:

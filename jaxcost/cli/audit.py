@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,9 @@ _TRIPS = re.compile(r"\s*(?P<name>[^=\s]+)\s*=\s*(?P<size>[0-9]{1,18})\s*")
 @click.option("--platform", type=click.Choice(["cpu", "cuda", "tpu"]), help="Whose compiler wrote the module.")
 @click.option("--mesh", metavar="data=2,fsdp=4", help="Mesh axes, in order; they name the collectives.")
 @click.option("--trips", multiple=True, metavar="LOOP=N", help="Trips of a loop that depends on run-time values.")
+@click.option("--against", type=_FILE, metavar="FILE", help="A recorded audit (--json); growth gives exit code 1.")
+@click.option("--bound", "bounds", multiple=True, metavar="FIGURE=N", help="Growth allowed: memory.required_bytes=1%.")
+@click.option("--save", type=_FILE, metavar="FILE", help="Write the audit as JSON, to be compared with later.")
 @click.option("--export", type=_FILE, metavar="FILE", help="Write a file for a viewer (see docs/audit.md).")
 @click.option("--rows", is_flag=True, help="Every row of every table.")
 @click.option("--strict", is_flag=True, help="Exit code 1 where something is unknown.")
@@ -41,7 +45,7 @@ _TRIPS = re.compile(r"\s*(?P<name>[^=\s]+)\s*=\s*(?P<size>[0-9]{1,18})\s*")
 @output_options(html=True)
 def audit(
     path: Path | None, name: str | None, targets: tuple[str, ...], html: Path | None, as_json: bool, quiet: bool,
-    export: Path | None, **parameters: Any,
+    export: Path | None, save: Path | None, **parameters: Any,
 ) -> int:  # fmt: skip
     """FLOPs, memory, collectives and loops of any compiled program: a module, an XLA dump, a function.
 
@@ -53,12 +57,13 @@ def audit(
         jaxcost audit module_0002.jit_step.sm_9.0a_gpu_after_optimizations.hlo.pb
         jaxcost audit xla_dump --module jit_train_step --html step.html
         jaxcost audit --function train:step --target h100:8 --target tpu-v5e:2x4
-        jaxcost audit --function train:step --target h100:8 --json > step.json
+        jaxcost audit --function train:step --target h100:8 --save step.json
+        jaxcost audit --function train:step --target h100:8 --against step.json --bound memory.live_peak_bytes=1%
     """
     gc.enable()
-    for file, option in ((html, "--html"), (export, "--export")):
-        check_writable(file, option)
-    _check(path, name, targets, parameters)
+    _check(path, name, targets, {**parameters, "html": html, "export": export, "save": save})
+    against = parameters["against"]
+    recorded, bounds = _recorded(against, parameters["bounds"])
     mesh = _table(parameters["mesh"].split(","), _AXIS, "--mesh", "AXIS=N") if parameters["mesh"] else None
     trips = _table(parameters["trips"], _TRIPS, "--trips", "LOOP=N") if parameters["trips"] else None
     from jaxcost.audits.audit import ALLOWED
@@ -79,13 +84,29 @@ def audit(
                 target=targets[0] if targets else None, mesh=mesh, trips=trips,
             )  # fmt: skip
             audits, failed = audit_path(asked, pool, say)
-    one = audits[0] if len(audits) == 1 and not failed and not parameters["every"] else None
-    _files(audits, one, html, export)
-    if as_json:
-        print_json(_document(audits, failed, one))
-    elif not quiet:
-        _show(audits, failed, parameters["rows"])
-    return _code(audits, failed, parameters["strict"])
+    if parameters["every"] or len(targets) > 1:
+        if as_json:
+            from jaxcost.audits.paths import several
+
+            print_json(document("jaxcost.audits.v1", **several(audits, failed)))
+        elif not quiet:
+            _show_several(audits, failed, parameters["every"], parameters["rows"])
+        return _code(audits, failed, parameters["strict"])
+    from jaxcost.audits.paths import whole
+
+    with whole(path):
+        data = audits[0].to_dict()
+        if recorded is not None:
+            from jaxcost.audits.regression import compare_audits
+
+            data["against"] = compare_audits(recorded, data, bounds, against=str(against)).to_dict()
+        _write(data, html, export, save)
+        if as_json:
+            print_json(data)
+        elif not quiet:
+            _show(data, parameters["rows"])
+    grown = recorded is not None and data["against"]["failed"]
+    return max(_code(audits, failed, parameters["strict"]), int(grown))
 
 
 def _code(audits: list[Audit], failed: list[Failed], strict: bool) -> int:
@@ -106,6 +127,11 @@ def _check(path: Path | None, name: str | None, targets: tuple[str, ...], parame
     if name is None and len(targets) > 1:
         rule = "a compiled module is of one target"
         problems.append(Problem("--target", ", ".join(targets), rule, "name one, or give a --function"))
+    if parameters["every"] or len(targets) > 1:
+        for option in ("html", "export", "save", "against"):
+            if parameters[option] is not None:
+                rule = "is of one audit, and several are asked for"
+                problems.append(Problem(f"--{option}", str(parameters[option]), rule, "name one target or one module"))
     for option in ("timeout", "memory"):
         value = parameters[option]
         if not isinstance(value, int) or not 0 < value <= 10**6:
@@ -113,6 +139,8 @@ def _check(path: Path | None, name: str | None, targets: tuple[str, ...], parame
             problems.append(Problem(f"--{option}", value, rule, "leave it out for the default"))
     if problems:
         raise RejectedError(problems)
+    for option in ("html", "export", "save"):
+        check_writable(parameters[option], f"--{option}")
     if name is not None:
         from jaxcost.observation.sources.names import check_name
 
@@ -137,48 +165,58 @@ def _table(parts: Any, form: re.Pattern[str], option: str, shape: str) -> dict[s
 def _functions(
     name: str, targets: tuple[str, ...], mesh: Mapping[str, int] | None, trips: Mapping[str, int] | None, pool: Pool
 ) -> list[Audit]:
-    from jaxcost.audits.audit import audited, named_request
-    from jaxcost.observation.pool import WorkerFailure
+    from jaxcost.audits.audit import audited, named_request, replies
 
     requests = [named_request(name, text, folder=str(Path.cwd()), mesh=mesh, trips=trips) for text in targets]
-    results = pool.map(requests)
-    for result in results:
-        if isinstance(result, WorkerFailure):
-            result.throw()
-    return [audited(result.value) for result in results if not isinstance(result, WorkerFailure)]
+    return [audited(reply) for reply in replies(pool, requests)]
 
 
-def _files(audits: list[Audit], one: Audit | None, html: Path | None, export: Path | None) -> None:
-    for file, option in ((html, "--html"), (export, "--export")):
-        if file is not None and one is None:
-            raise reject(option, str(file), f"shows one audit, {len(audits)} were made", "name one target or module")
-    if export is not None and one is not None:
+def _recorded(against: Path | None, texts: tuple[str, ...]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    if against is None:
+        if texts:
+            raise reject("--bound", texts[0], "bounds a growth, and nothing is compared", "give --against FILE")
+        return None, {}
+    from jaxcost.audits.regression import bounds_of, read_recorded
+
+    return read_recorded(against), bounds_of(texts)
+
+
+def _write(data: dict[str, Any], html: Path | None, export: Path | None, save: Path | None) -> None:
+    if export is not None:
         from jaxcost.audits.exports import export_text
 
-        write_file(export, export_text(one.data, export.name), "--export")
-    if html is not None and one is not None:
+        write_file(export, export_text(data, export.name), "--export")
+    if html is not None:
         from jaxcost.report.audit_page import audit_page
 
-        write_file(html, audit_page(one.data), "--html")
+        write_file(html, audit_page(data), "--html")
+    if save is not None:
+        kept = {name: value for name, value in data.items() if name != "against"}
+        write_file(save, json.dumps(kept, indent=1, allow_nan=False) + "\n", "--save")
 
 
-def _document(audits: list[Audit], failed: list[Failed], one: Audit | None) -> dict[str, Any]:
-    if one is not None:
-        return one.to_dict()
-    from jaxcost.audits.paths import several
-
-    return document("jaxcost.audits.v1", **several(audits, failed))
-
-
-def _show(audits: list[Audit], failed: list[Failed], rows: bool) -> None:
+def _show(data: dict[str, Any], rows: bool) -> None:
     from jaxcost.report.audited import show_audit
+
+    if "against" not in data:
+        return show_audit(data, rows)
+    from jaxcost.report.regressed import show_against
+
+    return show_against(data["against"], rows)
+
+
+def _show_several(audits: list[Audit], failed: list[Failed], short: bool, rows: bool) -> None:
     from jaxcost.report.console import console
+    from jaxcost.report.tables import line
 
     out = console()
     for found in audits:
-        show_audit(found.data, rows)
+        if short:
+            line(out, f"{found.data['program']['notes'][0]}: {found}")
+        else:
+            _show(found.to_dict(), rows)
     for at in failed:
-        out.print(f"{at.label}: {at.problems[0].rule}", markup=False, soft_wrap=True)
+        line(out, f"{at.label}: {at.problems[0].rule}")
 
 
 COMMANDS = {"audit": audit}
