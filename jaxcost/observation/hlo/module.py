@@ -27,6 +27,8 @@ from jaxcost.observation.hlo.shapes import Shape, read_shape
 
 _REMEDY = "the dump is damaged or hand-edited: dump the module again"
 _MAX_PROBLEMS = 20
+MAX_CALL_DEPTH = 128  # computations that call one another; the deepest met is 9
+MAX_DEVICES = 1 << 20
 _RULED = frozenset("parameter get-tuple-element tuple fusion call while".split())
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -272,6 +274,7 @@ class _Builder:
         for computation, start, end in zip(self.computations, self.starts, self.starts[1:], strict=False):
             computation.instructions = list(made[start:end])
         self.rules()
+        self.limits()
         return self.module(dict(zip(ids.tolist(), made, strict=True)))
 
     def shapes(self, raw: list[bytes]) -> list[Shape]:
@@ -349,6 +352,23 @@ class _Builder:
                 rule = "a loop's body and condition take one parameter"
                 self.problem(self.path(number), [c.name for c in at.called], rule)
 
+    def limits(self) -> None:
+        """How deep computations call one another, and how many devices there are."""
+        depth: dict[int, int] = {}
+        for computation in self.computations:
+            deepest = 0
+            for at in computation.instructions:
+                for callee in at.called:
+                    deepest = max(deepest, depth[callee.id])
+            depth[computation.id] = deepest + 1
+            if deepest + 1 > MAX_CALL_DEPTH:
+                rule = f"computations call one another at most {MAX_CALL_DEPTH} deep"
+                raise RejectedError([Problem(f"hlo.{computation.name}", deepest + 1, rule, _REMEDY)])
+        assignment = self.proto.device_assignment
+        counts = (assignment.replica_count, assignment.computation_count)
+        if min(counts) < 0 or max(1, counts[0]) * max(1, counts[1]) > MAX_DEVICES:
+            self.problem("hlo.device_assignment", list(counts), f"0 to {MAX_DEVICES} devices")
+
     def module(self, instructions: dict[int, Instruction]) -> Module:
         for computation, proto in zip(self.computations, self.proto.computations, strict=True):
             path = f"hlo.{computation.name}"
@@ -412,7 +432,11 @@ class _Fields:
 
 
 def read_module(source: Proto | Split) -> Module:
-    """The graph of a HloModuleProto, or of the parts of one. Raises RejectedError when it does not hold together."""
+    """The graph of a HloModuleProto, or of the parts of one.
+
+    Raises RejectedError when it does not hold together, calls more than MAX_CALL_DEPTH deep, or is for more than
+    MAX_DEVICES devices.
+    """
     parts = source if isinstance(source, Split) else split(source.SerializeToString())
     collecting = gc.isenabled()
     gc.disable()  # nothing made here is garbage, and looking for some costs as much as the rest

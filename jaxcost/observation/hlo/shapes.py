@@ -27,6 +27,8 @@ _BITS = dict(ELEMENT_TYPES.values())
 _TUPLE = 13
 _COMBINE = -(1 << 63)  # xla::Tile::kCombineDimension: this dimension is merged into the next one before tiling
 _MAX_DEPTH = 16
+_REMEDY = "dump the module again"
+MAX_SHAPE_BYTES = 2**63 - 1  # XLA's own: it counts the bytes of a shape in 64 bits
 
 
 def bits_of(dtype: str) -> int:
@@ -104,7 +106,7 @@ def _stored_elements(dims: tuple[int, ...], layout: Proto) -> int:
         size *= merged
         merged = 1
         if step <= 0:
-            raise rejected("hlo.shape.layout.tiles", step, "a tile dimension must be positive", "dump the module again")
+            raise rejected("hlo.shape.layout.tiles", step, "a tile dimension must be positive", _REMEDY)
         head.append(-(-size // step) * step)
     count = prod(head) * merged
     align: int = layout.tail_padding_alignment_in_elements
@@ -112,7 +114,11 @@ def _stored_elements(dims: tuple[int, ...], layout: Proto) -> int:
 
 
 def read_shape(proto: Proto, depth: int = 0) -> Shape:
-    """The shape of a ShapeProto. Raises RejectedError for an unknown element type or an impossible dimension."""
+    """The shape of a ShapeProto.
+
+    Raises RejectedError for an unknown element type, an impossible dimension or layout, more than MAX_SHAPE_BYTES, or
+    tuples nested more than 16 deep.
+    """
     kind = ELEMENT_TYPES.get(proto.element_type)
     if kind is None:
         raise rejected(
@@ -124,9 +130,12 @@ def read_shape(proto: Proto, depth: int = 0) -> Shape:
     name, bits = kind
     if proto.element_type == _TUPLE:
         if depth >= _MAX_DEPTH:
-            raise rejected("hlo.shape", depth, f"tuples nest at most {_MAX_DEPTH} deep", "dump the module again")
+            raise rejected("hlo.shape", depth, f"tuples nest at most {_MAX_DEPTH} deep", _REMEDY)
         elements = tuple(read_shape(element, depth + 1) for element in proto.tuple_shapes)
-        return Shape(name, (), elements, sum(e.bytes for e in elements), 0, any(e.dynamic for e in elements))
+        whole = sum(e.bytes for e in elements)
+        if whole > MAX_SHAPE_BYTES:
+            raise rejected("hlo.shape", f"{len(elements)} elements", "a shape has less than 2^63 bytes", _REMEDY)
+        return Shape(name, (), elements, whole, 0, any(e.dynamic for e in elements))
     dims = tuple(proto.dimensions)
     if any(d < 0 for d in dims):
         raise rejected(
@@ -139,8 +148,12 @@ def read_shape(proto: Proto, depth: int = 0) -> Shape:
             "hlo.shape.layout.minor_to_major",
             list(order),
             f"must order the {len(dims)} dimensions",
-            "dump the module again",
+            _REMEDY,
         )
     width = layout.element_size_in_bits or bits
+    if width < 0:
+        raise rejected("hlo.shape.layout.element_size_in_bits", width, "a size is 0 or more", _REMEDY)
     size = _stored_elements(dims, layout) * width
+    if max(size, prod(dims) * bits) > 8 * MAX_SHAPE_BYTES:
+        raise rejected("hlo.shape.dimensions", list(dims[:8]), "a shape has less than 2^63 bytes", _REMEDY)
     return Shape(name, dims, (), -(-size // 8), layout.memory_space, any(proto.is_dynamic_dimension))
