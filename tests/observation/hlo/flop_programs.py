@@ -111,6 +111,7 @@ def _programs() -> dict[str, tuple[Any, ...]]:
         "cube": (jnp.matmul, ("f32", 512, 512), ("f32", 512, 512)),
         "batched": (lambda a, b: jnp.einsum("bik,bkj->bij", a, b), ("f32", 8, 64, 32), ("f32", 8, 32, 48)),
         "empty": (jnp.matmul, ("f32", 32, 0), ("f32", 0, 16)),
+        "outer": (lambda a, b: jnp.einsum("i,j->ij", a, b), ("f32", 64), ("f32", 128)),
         "complex": (jnp.matmul, ("c64", 32, 64), ("c64", 64, 48)),
         "complex vector": (lambda a, b: a @ b, ("c64", 64, 48), ("c64", 48)),
         "int8": (into(jnp.int32), ("s8", 32, 64), ("s8", 64, 48)),

@@ -163,8 +163,10 @@ def test_cudnn_multiplies_the_padding_that_was_written_out(programs, name):
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_a_tpu_convolution_is_what_the_compiler_rewrote_it_to(programs, name):
     found = programs.flops(f"conv {name}", "tpu-v5e:1x1")
-    kept = name in ("dilated", "grouped", "transposed", "patches", "cropped", "multiplied", "batch groups")
-    assert found.total == 2 * taps(name) if kept else found.total >= 2 * taps(name)
+    # Where space is folded into batch, taps on what fills the folds are multiplied too.
+    assert found.total >= 2 * taps(name)
+    if name in ("dilated", "grouped", "transposed", "patches"):
+        assert found.total == 2 * taps(name)
     assert found.by_class["convolution"].value == found.total
 
 
