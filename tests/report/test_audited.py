@@ -14,6 +14,9 @@ from jaxcost.report import audit_rows as gather
 from jaxcost.report.audited import show_audit, size
 from tests.audits.test_attribution import recorded
 from tests.report.test_audit_page import HOSTILE, hostile, uncounted
+from tests.test_readme import ROOT, missing_lines
+
+PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +95,14 @@ def test_transfers_are_summed_by_kind_axes_and_link(document: dict[str, Any]) ->
     assert [row.kind for row in found] == ["all-gather", "reduce-scatter", "all-to-all", "all-reduce"]
     assert sum(row.bytes for row in found) == document["attribution"]["columns"]["collective_bytes"]["total"]
     assert sum(row.wire for row in found) == document["collective_totals"]["total"]["wire_bytes"]
+
+
+def test_the_page_of_documentation_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"^```text\n\$ jaxcost audit hlo_dumps/toy[^\n]*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    toy = audit_document(recorded("toy-tied_training_cpu-1_62ac7e0b").program)
+    toy["program"]["name"] = "training_step"
+    text = printed(toy, capsys)
+    assert not missing_lines(tuple(block.splitlines()), text), text
+    assert missing_lines(("FLOPs 130 kFLOP ...",), text)
+    named = {name for line in PAGE.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}
+    assert set(toy) - {"schema", "evidence_class"} <= named
