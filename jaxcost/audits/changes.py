@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 
 from jaxcost.audits.arguments import Bound, bound_arguments, whole_argument
-from jaxcost.audits.donation import ELEMENTWISE, Possible, grouped
+from jaxcost.audits.donation import ELEMENTWISE, Possible
 from jaxcost.audits.remat import checkpoints
 from jaxcost.audits.replay import Change, Edit, Held, Replay
 from jaxcost.audits.residents import copied_by, nearest_source
@@ -26,7 +26,7 @@ _TOGETHER = 4
 _BITS = dict(ELEMENT_TYPES.values())
 
 
-def changes(replay: Replay, possible: list[Possible]) -> Iterator[Change]:
+def changes(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[Change]:
     """Every change that the module gives grounds for."""
     arguments, _ = bound_arguments(replay.evidence)
     yield from _donate(possible)
@@ -46,9 +46,9 @@ def whole(held: Held, size: int) -> Edit:
     return Edit(held.span.first, held.span.end, size - held.bytes)
 
 
-def _donate(possible: list[Possible]) -> Iterator[Change]:
+def _donate(possible: Mapping[str, list[Possible]]) -> Iterator[Change]:
     """Arguments that could be donated, as `donate_argnums` counts them."""
-    for argument, found in grouped(possible).items():
+    for argument, found in possible.items():
         size, unsure = sum(p.bytes for p in found), sum(p.bytes for p in found if not p.sure)
         why = next((p.why for p in found if not p.sure), found[0].why)
         yield Change(

@@ -7,6 +7,7 @@ _set_up_aliases). What took place stands in the module (`input_output_alias`), t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -44,8 +45,8 @@ class Possible:
         return self.result.shape.bytes
 
 
-def donation(evidence: Evidence, notes: Notes) -> tuple[dict[str, Any], list[Possible]]:
-    """Return the section on donation and what could be donated. What was given in vain becomes a finding."""
+def donation(evidence: Evidence, notes: Notes) -> tuple[dict[str, Any], dict[str, list[Possible]]]:
+    """Return the section on donation, and by argument what could be donated. What was given in vain is a finding."""
     arguments, unknown = bound_arguments(evidence)
     results = returned(evidence)
     offered = {e.parameter_number for e in evidence.graph.module.proto.buffer_donor.entries}
@@ -62,7 +63,8 @@ def donation(evidence: Evidence, notes: Notes) -> tuple[dict[str, Any], list[Pos
         reason, why = _refused(argument, results, evidence, argument.number in offered)
         rows.append({**row, "result": None, "used": False, "reason": reason, "why": why})
         lost.append(rows[-1])
-    possible = could_donate(evidence, arguments, results)
+    pairing = Pairing(evidence, arguments, results)
+    possible = pairing.of(pairing.waiting)
     for row in lost[:20]:
         notes.find(
             "donation", f"{row['path']} was donated in vain: {row['why']}", where=row["path"], bytes=row["bytes"]
@@ -85,7 +87,7 @@ def donation(evidence: Evidence, notes: Notes) -> tuple[dict[str, Any], list[Pos
         ],
         "possible_bytes": sum(p.bytes for p in possible),
     }  # fmt: skip
-    return section, possible
+    return section, pairing.by_argument()
 
 
 def _refused(argument: Bound, results: list[Returned], evidence: Evidence, offered: bool) -> tuple[str, str]:
@@ -150,36 +152,61 @@ def _name(result: Returned) -> str:
 # What could be given away -----------------------------------------------------------------------------------------
 
 
-def could_donate(evidence: Evidence, arguments: Iterable[Bound], results: list[Returned]) -> list[Possible]:
-    """Pair arguments that were not given away with results of their shape that have memory of their own.
-
-    Each result is used once, the largest first. Only results of the same shape, dtype, layout and memory count: of
-    these JAX promises the reuse.
+class Pairing:
+    """Pairs arguments that are not given away with results that have memory of their own, as JAX would pair them: each
+    result in order takes the first donated argument of its shape and dtype.
     """
-    module = evidence.graph.module
-    root = module.entry.root.proto.shape
-    order = schedule(module)
-    writers = _writers(evidence)
-    free: dict[tuple[Any, ...], list[Returned]] = {}
-    for result in results:
-        if result.argument is None and result.shape.bytes:
-            key = (result.shape.dtype, result.shape.dims, layout(_part(root, result.index)))
-            free.setdefault(key, []).append(result)
-    found = []
-    taken = {r.argument for r in results}
-    waiting = [a for a in arguments if a.parameter is not None and not a.donated and a.number not in taken]
-    for argument in sorted(waiting, key=lambda a: -a.bytes):
-        at = argument.parameter
+
+    def __init__(self, evidence: Evidence, arguments: Iterable[Bound], results: list[Returned]) -> None:
+        self.module = evidence.graph.module
+        taken = {r.argument for r in results}
+        self.waiting = [a for a in arguments if a.parameter is not None and not a.donated and a.number not in taken]
+        self.free = [r for r in results if r.argument is None and r.shape.bytes]
+        self.order = schedule(self.module)
+        writers = _writers(evidence)
+        self.first = {
+            r.index: min(writers.get(r.index, ()), key=lambda made: self.order.get(made.id, -1), default=None)
+            for r in self.free
+        }
+        self._uses: dict[int, tuple[int, Instruction | None]] = {}
+
+    def of(self, arguments: Iterable[Bound]) -> list[Possible]:
+        """What would be reused if these arguments, and no others, were donated as well."""
+        given: dict[tuple[Any, ...], deque[Bound]] = {}
+        for argument in arguments:
+            at = argument.parameter
+            if at is not None:
+                given.setdefault((at.shape.dtype, at.shape.dims, at.shape.memory_space), deque()).append(argument)
+        found = []
+        for result in self.free:
+            same = given.get((result.shape.dtype, result.shape.dims, result.shape.memory_space))
+            if same:
+                argument = same.popleft()
+                found.append(Possible(argument, result, *self._lifetimes(argument, result)))
+        return found
+
+    def by_argument(self) -> dict[str, list[Possible]]:
+        """The same for each argument of the call by itself, as `donate_argnums` counts them."""
+        groups: dict[str, list[Bound]] = {}
+        for argument in self.waiting:
+            groups.setdefault(whole_argument(argument.path), []).append(argument)
+        return {name: found for name, group in groups.items() if (found := self.of(group))}
+
+    def _lifetimes(self, argument: Bound, result: Returned) -> tuple[bool, str]:
+        at, first = argument.parameter, self.first[result.index]
         assert at is not None
-        matching = free.get((at.shape.dtype, at.shape.dims, layout_of(at)), [])
-        if not matching:
-            continue
-        last, ends = last_use(at, order)
-        judged = [(r, *_lifetimes(at, writers.get(r.index, ()), order, last, ends)) for r in matching]
-        result, sure, why = max(judged, key=lambda item: item[1])
-        matching.remove(result)
-        found.append(Possible(argument, result, sure, why))
-    return found
+        if first is None or first.id not in self.order:
+            return False, "where the result's memory is first written cannot be told"
+        if at.id not in self._uses:
+            self._uses[at.id] = last_use(at, self.order)
+        last, by = self._uses[at.id]
+        when = self.order[first.id]
+        if last < when:
+            return True, f"it is not read again once {first.name} has begun to write there"
+        if last == when and by is first and _in_place(at, first):
+            return True, f"{first.name} reads and writes it element by element"
+        read_by = by.name if by is not None else "the result"
+        return False, f"{read_by} still reads it when {first.name} writes to the result's memory: a copy may be needed"
 
 
 def schedule(module: Module) -> dict[int, int]:
@@ -206,21 +233,6 @@ def last_use(at: Instruction, order: dict[int, int]) -> tuple[int, Instruction |
             if when > last:
                 last, by = when, user
     return last, by
-
-
-def _lifetimes(
-    at: Instruction, writers: Iterable[Instruction], order: dict[int, int], last: int, by: Instruction | None
-) -> tuple[bool, str]:
-    first = min(writers, key=lambda made: order.get(made.id, -1), default=None)
-    if first is None or first.id not in order:
-        return False, "where the result's memory is first written cannot be told"
-    when = order[first.id]
-    if last < when:
-        return True, f"it is not read again once {first.name} has begun to write there"
-    if last == when and by is first and _in_place(at, first):
-        return True, f"{first.name} reads and writes it element by element"
-    read_by = by.name if by is not None else "the result"
-    return False, f"{read_by} still reads it when {first.name} writes to the result's memory: a copy may be needed"
 
 
 def _writers(evidence: Evidence) -> dict[tuple[int, ...], list[Instruction]]:
@@ -286,11 +298,3 @@ def _in_place(at: Instruction, made: Instruction) -> bool:
         and (i.shape.dims == at.shape.dims or i.opcode in ("constant", "parameter", "convert", "bitcast"))
         for i in inner.instructions
     )
-
-
-def grouped(possible: Iterable[Possible]) -> dict[str, list[Possible]]:
-    """What could be donated by argument of the call, as `donate_argnums` counts them."""
-    found: dict[str, list[Possible]] = {}
-    for one in possible:
-        found.setdefault(whole_argument(one.argument.path), []).append(one)
-    return found

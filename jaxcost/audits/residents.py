@@ -217,10 +217,13 @@ def loop_copies(evidence: Evidence, notes: Notes) -> list[dict[str, Any]]:
     """
     module, memory = evidence.graph.module, evidence.reading.memory
     live = {name for b in memory.live for name in (b.instruction, b.value)}
+    loops = [at for at in module.walk() if at.opcode == "while"]
+    if not loops:
+        return []
     flow: Flow | None = None
     times = evidence.graph.executions.counts()
     rows: list[dict[str, Any]] = []
-    for loop in [at for at in module.walk() if at.opcode == "while"]:
+    for loop in loops:
         body, state = loop.called[0], loop.operands[0]
         for where, root in (("before", state), ("inside", body.root)):
             if root.opcode != "tuple":

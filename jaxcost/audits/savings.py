@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxcost.audits.changes import changes
@@ -13,7 +14,7 @@ MOST = 10
 _SHARE = 1000  # a saving below a thousandth of the peak is not shown
 
 
-def savings(evidence: Evidence, possible: list[Possible]) -> dict[str, Any]:
+def savings(evidence: Evidence, possible: Mapping[str, list[Possible]]) -> dict[str, Any]:
     """Return the changes that would lower the peak most, at most ten, the largest first.
 
     Each is taken alone: two of them together save what a replay of both would say, not the sum.
