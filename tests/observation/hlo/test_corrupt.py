@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import json
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +16,9 @@ import pytest
 
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import read_hlo
-from tests.observation.hlo.building import array, dump
+from jaxcost.observation.hlo.module import MAX_CALL_DEPTH, MAX_DEVICES
+from tests.observation.hlo.building import Program, array, dump
+from tests.observation.hlo.corrupt_worker import SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +84,89 @@ def test_gzip(real):
 def test_a_wrong_platform_is_refused(real):
     with pytest.raises(RejectedError, match="cpu, cuda, tpu"):
         read_hlo(real, platform="gpu")
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory) -> Path:
+    """Small programs with loops, a conditional, a convolution and an FFT, as proto and as text."""
+
+    def scanned(ws, x):
+        return jnp.sum(jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, ws)[0])
+
+    def mixed(x, kernel):
+        y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME")
+        branch = jax.lax.cond(y[0, 0, 0, 0] > 0, lambda v: v.sum(), lambda v: (v * 2).sum(), y)
+        return jnp.fft.fft(y).real.sum() + branch
+
+    folder = tmp_path_factory.mktemp("seeds")
+    programs = {
+        "scanned": (jax.grad(scanned), (array(4, 16, 16), array(2, 16))),
+        "mixed": (mixed, (array(1, 3, 8, 8), array(4, 3, 3, 3))),
+    }
+    for name, (function, arguments) in programs.items():
+        data, compiled = dump(function, *arguments)
+        (folder / f"{name}.pb").write_bytes(data)
+        (folder / f"{name}.txt").write_text(compiled.as_text(), encoding="utf-8")
+    return folder
+
+
+def ends_of(seeds: Path, first: int, count: int) -> dict:
+    """What a worker with limits says of `count` damaged inputs."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.observation.hlo.corrupt_worker", str(seeds), str(first), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# Beyond the interpreter, jaxlib and the modules: what reading one damaged input may take.
+MEMORY_BYTES = 1 << 30
+
+
+@pytest.mark.parametrize(("first", "count"), [
+    pytest.param(0, 200, id="a few"),
+    *(pytest.param(1000 * n, 1000, id=f"thousand {n}", marks=pytest.mark.slow) for n in range(10)),
+])  # fmt: skip
+def test_damage_by_the_thousand(seeds, first, count):
+    said = ends_of(seeds, first, count)
+    assert said["wrong"] == []
+    assert sum(said["ends"].values()) == count
+    assert said["longest_seconds"] < SECONDS
+    assert said["peak_resident_bytes"] < MEMORY_BYTES
+    # Damage that is read must not be all there is, nor damage that is refused.
+    assert min(said["ends"]["proto read"], said["ends"]["proto rejected"], said["ends"]["text rejected"]) > count // 100
+
+
+def test_the_worker_sees_what_it_looks_for(monkeypatch):
+    from tests.observation.hlo import corrupt_worker
+    from tests.observation.hlo.mutating import Mutant
+
+    def broken(*_, **__):
+        raise TypeError("of no kind that is caught")
+
+    monkeypatch.setattr(corrupt_worker, "read_hlo", broken)
+    assert "TypeError" in corrupt_worker.outcome(Mutant(0, "none", "proto", "cpu", b"\x0a\x00"))
+
+
+def test_a_bomb_of_zeros_is_no_module():
+    assert outcome(gzip.compress(bytes(50_000_000))) == "rejected"
+
+
+def test_calls_are_not_deep_without_end():
+    program = Program()
+    inner = program.computation("leaf")
+    program.add("parameter", ("f32",))
+    for level in range(MAX_CALL_DEPTH):
+        inner, called = program.computation(f"level.{level}"), inner
+        program.add("call", ("f32",), [program.add("parameter", ("f32",))], [called])
+    with pytest.raises(RejectedError, match=f"at most {MAX_CALL_DEPTH} deep"):
+        read_hlo(program.bytes(), platform="cpu")
+
+
+def test_devices_are_not_without_end(real):
+    from jaxcost.observation.hlo.schema import message
+
+    proto = message("HloProto", real)
+    proto.hlo_module.device_assignment.replica_count = MAX_DEVICES + 1
+    with pytest.raises(RejectedError, match="devices"):
+        read_hlo(proto.SerializeToString(), platform="cpu")

@@ -1,0 +1,126 @@
+"""Reads damaged inputs one after another and says how each ended; a process of its own, with limits.
+
+    python -m tests.observation.hlo.corrupt_worker SEEDS FIRST COUNT
+
+SEEDS is a directory of `*.pb` and `*.txt`. Each input has SECONDS of processor time; the process has MEMORY_BYTES of
+address space. Text is parsed in a fork, because XLA's parser ends its process on some inputs. The last line of output
+is a JSON summary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from jaxcost.contracts.errors import RejectedError
+from jaxcost.observation.hlo import read_hlo
+from jaxcost.observation.hlo.text import is_text, module_text
+from jaxcost.observation.private import proto_of_text
+from tests.observation.hlo.mutating import Mutant, mutants
+
+SECONDS = 20
+MEMORY_BYTES = 6 << 30  # jaxlib reserves more than it touches; what is touched is reported
+
+
+class Slow(BaseException):
+    """An input took longer than SECONDS."""
+
+
+def _used() -> float:
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def _alarm(*_: Any) -> None:
+    raise Slow
+
+
+def read(mutant: Mutant) -> str:
+    """`read`, `rejected`, or a traceback."""
+    try:
+        data = mutant.data
+        if is_text(data):
+            data = proto_of_text(module_text(data))
+        reading = read_hlo(data, platform=mutant.platform)
+        json.dumps(reading.to_dict())
+        return "read"
+    except RejectedError as error:
+        assert error.problems
+        str(error)
+        json.dumps([p.to_dict() for p in error.problems])
+        assert all(p.path and p.rule and p.remedy for p in error.problems)
+        return "rejected"
+
+
+def outcome(mutant: Mutant) -> str:
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        return read(mutant)
+    except Slow:
+        return "slow: " + "".join(traceback.format_exc(limit=-3))
+    except RuntimeError as error:
+        # XLA's parser says what it does not know; `sources.files` makes it a refusal.
+        return "rejected" if mutant.form == "text" and _parsers(error) else "".join(traceback.format_exc())
+    except Exception:  # noqa: BLE001  every other end is what is looked for
+        return "".join(traceback.format_exc())
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def _parsers(error: RuntimeError) -> bool:
+    return not isinstance(error, RecursionError) and str(error).partition(":")[0].isupper()
+
+
+def forked(mutant: Mutant) -> str:
+    """The outcome in a child; a child that dies is the worker's end, which its pool reports as a refusal."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 2)
+        os.write(theirs, outcome(mutant).encode()[:60_000])
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as stream:
+        said = stream.read().decode()
+    _, status = os.waitpid(child, 0)
+    return said or f"died of {signal.Signals(os.WTERMSIG(status)).name}"
+
+
+def main(folder: str, first: str, count: str) -> None:
+    signal.signal(signal.SIGVTALRM, _alarm)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    seeds = [path.read_bytes() for path in sorted(Path(folder).glob("*.pb"))]
+    texts = [path.read_text("utf-8") for path in sorted(Path(folder).glob("*.txt"))]
+    ends: Counter[str] = Counter()
+    wrong: list[dict[str, Any]] = []
+    longest, slowest = 0.0, 0
+    kinds: Counter[str] = Counter()
+    for mutant in mutants(seeds, texts, range(int(first), int(first) + int(count))):
+        started = _used()
+        said = forked(mutant) if mutant.form == "text" else outcome(mutant)
+        took = _used() - started
+        if took > longest:
+            longest, slowest = took, mutant.number
+        word = said if said in ("read", "rejected") else "died" if said.startswith("died of ") else "wrong"
+        ends[f"{mutant.form} {word}"] += 1
+        kinds[mutant.kind] += 1
+        if took > 1 or word == "wrong":
+            print(mutant.number, mutant.kind, mutant.form, f"{took:.1f} s", said[-1500:], file=sys.stderr, flush=True)
+        if word == "wrong":
+            wrong.append({"number": mutant.number, "kind": mutant.kind, "form": mutant.form, "said": said[-1500:]})
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"ends": ends, "wrong": wrong, "longest_seconds": longest, "slowest": slowest,
+                      "peak_resident_bytes": peak, "kinds": kinds}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
