@@ -13,7 +13,7 @@ from jaxcost.audits.audit import SCHEMA, TASKS, Audit, audited, replies
 from jaxcost.audits.regression import checked
 from jaxcost.contracts.errors import Problem, UnavailableError, reject
 from jaxcost.observation.pool import Pool, Request, WorkerFailure
-from jaxcost.observation.sources.dumps import DumpedModule, choose, read_dump
+from jaxcost.observation.sources.dumps import DumpedModule, choose, dumped_file, read_dump
 from jaxcost.observation.targets import Family, parse_target
 
 LARGEST_DOCUMENT_BYTES = 2**29
@@ -65,7 +65,9 @@ def audit_path(
         raise reject(str(path), None, "is no plain file", "copy its content to a file")
     saved = _json(path)
     if saved is None:
-        return [audited(_value(pool, _request(asked, {"path": str(path.resolve())}, path.name)))], []
+        module = dumped_file(path)
+        request = _request(asked, {"path": str(path.resolve())}, path.name)
+        return [audited(_value(pool, _module(asked, module, "") if module is not None else request))], []
     if saved.get("schema") == RECORD_SCHEMA:
         return [_record(asked, saved, pool)], []
     given = [name for name in ("platform", "target", "mesh", "trips") if getattr(asked, name)]

@@ -86,12 +86,23 @@ def read_dump(folder: Path) -> list[DumpedModule]:
             if match is None:
                 others.add(path.name)
                 continue
-            label = f"{match['stamp'] + '.' if match['stamp'] else ''}module_{match['number']}.{match['name']}"
-            found.setdefault((path.parent, label), []).append((match, path))
+            found.setdefault((path.parent, _label(match)), []).append((match, path))
         if found:
             modules = [_best(folder, key, files, names[key[0]]) for key, files in found.items()]
             return sorted(modules, key=lambda at: (not at.optimised, -at.bytes, at.label))
     raise reject(str(folder), None, _nothing(others), _HOW)
+
+
+def dumped_file(path: Path) -> DumpedModule | None:
+    """Return what the name of one file of a dump, and the files beside it, tell; None where it is named otherwise."""
+    match = _FILE.fullmatch(path.name)
+    if match is None:
+        return None
+    try:
+        names = set(os.listdir(path.parent))
+    except OSError:
+        names = {path.name}
+    return _best(path.parent, (path.parent, _label(match)), [(match, path)], names)
 
 
 def choose(modules: Sequence[DumpedModule], wanted: str | None, where: str) -> tuple[DumpedModule, str]:
@@ -115,6 +126,10 @@ def choose(modules: Sequence[DumpedModule], wanted: str | None, where: str) -> t
     return chosen, (
         f"the largest file of {len(among)} {meant} in the dump; --module chooses another, --all audits each"
     )
+
+
+def _label(match: re.Match[str]) -> str:
+    return f"{match['stamp'] + '.' if match['stamp'] else ''}module_{match['number']}.{match['name']}"
 
 
 def _files(folder: Path, depth: int) -> Iterator[Path]:

@@ -15,6 +15,7 @@ from jaxcost.contracts.errors import RejectedError, UnavailableError, reject
 from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, split
 from jaxcost.observation.hlo.text import is_text, module_text
 from jaxcost.observation.private import proto_of_text
+from jaxcost.observation.sources.assignment_text import with_assignment
 from jaxcost.observation.sources.program import Program
 from jaxcost.observation.targets import Family, Target, chip_of_description, parse_target
 
@@ -73,6 +74,8 @@ def read_program(
     data = unpacked(_bytes(path), path.name)
     text = is_text(data)
     hlo = _from_text(data, path.name) if text else _inner(data)
+    if text and assignment is not None:
+        hlo = _assigned(hlo, Path(assignment), said)
     facts = module_facts(hlo)
     found = parse_target(target) if target else None
     family = _family(facts, platform, found, said)
@@ -148,6 +151,19 @@ def _of_description(path: Path, devices: int, said: list[str]) -> Target | None:
         return parse_target(f"{chip}:{devices}")
     except RejectedError:
         return None
+
+
+def _assigned(hlo: bytes, path: Path, said: list[str]) -> bytes:
+    try:
+        whole = with_assignment(hlo, _bytes(path).decode("utf-8", errors="replace"), path.name)
+    except RejectedError as error:
+        said.append(f"the text of its buffer assignment cannot be read ({error.problems[0].rule})")
+        return hlo
+    said.append(
+        "its buffer assignment is text, which has no moments of the heap: the live peak needs a dump as proto "
+        "(--xla_dump_hlo_as_proto)"
+    )
+    return whole
 
 
 def _from_text(data: bytes, name: str) -> bytes:
