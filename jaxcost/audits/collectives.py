@@ -38,6 +38,7 @@ INSIDE, BETWEEN = "inside", "between"
 _MAX_WALK = 64
 _PAIRED = ("collective-permute", "send", "recv")
 _THROUGH_HOST = "host transfer"
+_PARTITIONER = "named by the partitioner, not by the program"
 
 
 def section(evidence: Evidence, notes: Notes) -> list[dict[str, Any]]:
@@ -184,6 +185,8 @@ def _row(evidence: Evidence, found: Collective, named: Mapping[str, int]) -> _Ro
     if found.kind in ("all-reduce", "collective-broadcast", "collective-permute"):
         result = operand
     axes, along, reason = _axes(found, at, evidence.mesh or named, evidence.reading.device_count)
+    if axes and not evidence.mesh:
+        reason = _PARTITIONER
     dtype, user = _meant(at, found, operand)
     wire, wire_reason = _wire(found, operand, result)
     crossing = _crossing(evidence, found)
@@ -253,7 +256,7 @@ def _axes(
         return None, along, "its groups are no whole axes of the mesh" if along else "its devices are not the mesh's"
     if at.proto.HasField("mesh_axes_replica_group_list"):
         own = _own_axes(at.proto.mesh_axes_replica_group_list)
-        return own, own, "named by the partitioner, not by the program"
+        return own, own, _PARTITIONER
     everyone = len(found.groups) == 1 and len(found.groups[0]) == devices
     who = "every device of the program" if everyone else "the module lists devices alone"
     return None, None, f"no mesh is known: {who}"

@@ -279,6 +279,14 @@ def compile_program(payload):
     ).to_data()  # fmt: skip
 
 
+@task
+def read_text(payload):
+    """The HloProto of a module printed as text."""
+    from jaxcost.observation import private
+
+    return private.proto_of_text(payload["text"])
+
+
 def compile_for(pool, program, target, mesh=None, **more):
     """Return the `Program`; skips where the target's compiler is missing."""
     parsed = parse_target(target)
