@@ -29,7 +29,7 @@ _BITS = dict(ELEMENT_TYPES.values())
 def changes(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[Change]:
     """Every change that the module gives grounds for."""
     arguments, _ = bound_arguments(replay.evidence)
-    yield from _donate(possible)
+    yield from _donate(replay, possible)
     yield from checkpoints(replay)
     yield from _shard(replay, arguments)
     yield from _narrow(replay)
@@ -46,15 +46,25 @@ def whole(held: Held, size: int) -> Edit:
     return Edit(held.span.first, held.span.end, size - held.bytes)
 
 
-def _donate(possible: Mapping[str, list[Possible]]) -> Iterator[Change]:
+def _donate(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[Change]:
     """Arguments that could be donated, as `donate_argnums` counts them."""
     for argument, found in possible.items():
         size, unsure = sum(p.bytes for p in found), sum(p.bytes for p in found if not p.sure)
+        costs, kept = [], 0
+        for one in found:
+            if one.moves is None or (one.moves and not replay.events):
+                kept += one.bytes
+                continue
+            for start, end, moved in one.moves:
+                last = len(replay.events) if end is None else replay.event_at(end + 1)
+                if (first := min(replay.event_at(start), len(replay.events) - 1)) < last:
+                    costs.append(Edit(first, last, moved))
         why = next((p.why for p in found if not p.sure), found[0].why)
         yield Change(
             "donate", argument, f"donate {argument} (donate_argnums or donate_argnames)",
             f"{len(found)} results, {size} bytes, would take over its memory, {size - unsure} for certain: {why}",
             "interval" if unsure else "exact", resident=-size, costs=(), resident_cost=unsure,
+            likely=(tuple(costs), kept),
             assumptions=("the caller does not use it again",),
         )  # fmt: skip
 

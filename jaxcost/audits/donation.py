@@ -30,14 +30,16 @@ ELEMENTWISE = frozenset(
 class Possible:
     """An argument that was not given away, and a result that could take over its memory.
 
-    `sure`: the argument is used for the last time before the result is written, or in the same elementwise operation;
-    then no copy is needed and the saving is exact.
+    `sure`: the argument is used for the last time before the result's memory is written, or in the same elementwise
+    operation; then the saving is exact. Else `moves` are the values that lie there while the argument is still read and
+    would need memory of their own: from which place of the schedule to which (None: to its end), and their bytes.
     """
 
     argument: Bound
     result: Returned
     sure: bool
     why: str
+    moves: tuple[tuple[int, int | None, int], ...] | None = ()
 
     @property
     def bytes(self) -> int:
@@ -164,10 +166,7 @@ class Pairing:
         self.free = [r for r in results if r.argument is None and r.shape.bytes]
         self.order = schedule(self.module)
         writers = _writers(evidence)
-        self.first = {
-            r.index: min(writers.get(r.index, ()), key=lambda made: self.order.get(made.id, -1), default=None)
-            for r in self.free
-        }
+        self.writers = {r.index: writers.get(r.index, []) for r in self.free}
         self._uses: dict[int, tuple[int, Instruction | None]] = {}
 
     def of(self, arguments: Iterable[Bound]) -> list[Possible]:
@@ -192,21 +191,35 @@ class Pairing:
             groups.setdefault(whole_argument(argument.path), []).append(argument)
         return {name: found for name, group in groups.items() if (found := self.of(group))}
 
-    def _lifetimes(self, argument: Bound, result: Returned) -> tuple[bool, str]:
-        at, first = argument.parameter, self.first[result.index]
+    def _lifetimes(
+        self, argument: Bound, result: Returned
+    ) -> tuple[bool, str, tuple[tuple[int, int | None, int], ...] | None]:
+        at, writers = argument.parameter, self.writers[result.index]
         assert at is not None
-        if first is None or first.id not in self.order:
-            return False, "where the result's memory is first written cannot be told"
-        if at.id not in self._uses:
-            self._uses[at.id] = last_use(at, self.order)
-        last, by = self._uses[at.id]
+        if not writers or any(w.at.id not in self.order for w in writers):
+            return False, "where the result's memory is first written cannot be told", None
+        last, by = self._last_use(at)
+        first = min(writers, key=lambda w: self.order[w.at.id]).at
         when = self.order[first.id]
         if last < when:
-            return True, f"it is not read again once {first.name} has begun to write there"
+            return True, f"it is not read again once {first.name} has begun to write there", ()
         if last == when and by is first and _in_place(at, first):
-            return True, f"{first.name} reads and writes it element by element"
+            return True, f"{first.name} reads and writes it element by element", ()
+        moves = []
+        for writer in writers:
+            start = self.order[writer.at.id]
+            if start > last or (start == last and by is writer.at and _in_place(at, writer.at)):
+                continue
+            end = None if writer.final else max(start, self._last_use(writer.at)[0])
+            moves.append((start, end, writer.bytes))
         read_by = by.name if by is not None else "the result"
-        return False, f"{read_by} still reads it when {first.name} writes to the result's memory: a copy may be needed"
+        why = f"{read_by} still reads it when {first.name} writes to the result's memory: a copy may be needed"
+        return False, why, tuple(moves)
+
+    def _last_use(self, at: Instruction) -> tuple[int, Instruction | None]:
+        if at.id not in self._uses:
+            self._uses[at.id] = last_use(at, self.order)
+        return self._uses[at.id]
 
 
 def schedule(module: Module) -> dict[int, int]:
@@ -235,13 +248,23 @@ def last_use(at: Instruction, order: dict[int, int]) -> tuple[int, Instruction |
     return last, by
 
 
-def _writers(evidence: Evidence) -> dict[tuple[int, ...], list[Instruction]]:
-    """By result, the instructions of the entry that write to its memory: it may hold temporaries before it."""
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """An instruction of the entry that writes to a result's memory, the bytes, and whether they are the result's."""
+
+    at: Instruction
+    bytes: int
+    final: bool
+
+
+def _writers(evidence: Evidence) -> dict[tuple[int, ...], list[_Writer]]:
+    """By result, what writes to its memory: it may hold temporaries before it."""
     module, assignment = evidence.graph.module, evidence.graph.assignment
-    found: dict[tuple[int, ...], list[Instruction]] = {}
+    found: dict[tuple[int, ...], list[_Writer]] = {}
     if assignment is None:
         return found
     places = {b.id: b.defined_at for b in assignment.logical_buffers}
+    sizes = {b.id: int(b.size) for b in assignment.logical_buffers}
     holders: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for allocation in assignment.buffer_allocations:
         if allocation.maybe_live_out and not allocation.is_entry_computation_parameter:
@@ -252,8 +275,11 @@ def _writers(evidence: Evidence) -> dict[tuple[int, ...], list[Instruction]]:
     for result in returned(evidence):
         made = _maker(module, result)
         members = holders.get((made[0].id, made[1]), []) if made is not None else []
-        instructions = (module.instructions.get(places[m].instruction_id) for m in members)
-        found[result.index] = [_in_entry(module, i) for i in instructions if i is not None]
+        own = made[0].id if made is not None else None
+        pairs = ((module.instructions.get(places[m].instruction_id), m) for m in members)
+        found[result.index] = [
+            _Writer(_in_entry(module, at), sizes[m], at.id == own) for at, m in pairs if at is not None
+        ]
     return found
 
 

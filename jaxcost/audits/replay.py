@@ -5,7 +5,7 @@ that moment becomes the peak. Each is `derived`: it says what the plan at hand w
 compiler given the changed program makes a new plan. `bound` says what that makes of the number:
 
     exact      the plan stays as it is but for this memory
-    interval   between `at_least_bytes` and `saves_bytes`
+    interval   between `at_least_bytes` and `saves_bytes`; `expected_bytes` is what the plan at hand says, where it does
     upper      at most `saves_bytes`; what the change itself costs in memory is not known
 
     replay = Replay.of(evidence)
@@ -14,6 +14,7 @@ compiler given the changed program makes a new plan. `bound` says what that make
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
@@ -21,6 +22,7 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxcost.audits.donation import schedule
 from jaxcost.audits.evidence import Evidence
 from jaxcost.observation.hlo.classes import Kind
 from jaxcost.observation.hlo.heap import FREE, Span, spans
@@ -64,7 +66,8 @@ class Happening(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change to a program. `edits` and `resident` are what it does to the plan at best; `costs` are further edits,
-    `resident_cost` further bytes, that it may bring with it.
+    `resident_cost` further bytes, that it may bring with it; `likely` are edits and bytes that the plan at hand says it
+    brings.
     """
 
     kind: str
@@ -76,6 +79,7 @@ class Change:
     resident: int = 0
     costs: tuple[Edit, ...] | None = None
     resident_cost: int = 0
+    likely: tuple[tuple[Edit, ...], int] | None = None
     assumptions: tuple[str, ...] = ()
 
 
@@ -87,6 +91,7 @@ class Replay:
     ) -> None:
         self.evidence, self.purposes, self.held, self.events = evidence, purposes, held, events
         self.resident = resident
+        self._starts: list[tuple[int, int]] | None = None
         self.used = self._used(Edit(h.span.first, h.span.end, h.bytes) for h in held)
         self.at = int(self.used.argmax()) if len(self.used) else -1
 
@@ -133,6 +138,16 @@ class Replay:
         used = self.used + self._used(edits) if edits else self.used
         most = int(used.max()) if len(used) else 0
         return self.resident + resident + max(0, most)
+
+    def event_at(self, place: int) -> int:
+        """The first event at or after a place of the entry's schedule; their number where there is none."""
+        if self._starts is None:
+            order = schedule(self.evidence.graph.module)
+            places = {at.name: order.get(at.id, -1) for at in self.evidence.graph.module.entry.instructions}
+            found = ((places.get(event.instruction, -1), n) for n, event in enumerate(self.events) if event.takes)
+            self._starts = sorted((place, n) for place, n in found if place >= 0)
+        at = bisect_left(self._starts, (place, -1))
+        return self._starts[at][1] if at < len(self._starts) else len(self.events)
 
     def live(self, held: Held) -> bool:
         """Whether a stretch is in use at the fullest moment."""

@@ -57,6 +57,7 @@ class Flow:
         self.module = module
         self._reach: dict[tuple[int, tuple[int, ...]], Reach] = {}
         self._chains: dict[tuple[int, int], tuple[Slot, ...]] = {}
+        self._positions: dict[int, dict[int, list[int]]] = {}
         self._orders: dict[int, dict[int, int]] = {}
         self._constant: dict[int, bool | tuple[bool, ...]] = {}
         self._find_constants()
@@ -85,10 +86,10 @@ class Flow:
                 found.slots.append(Slot(loop, index[0]))
             for user in at.users:
                 if user.opcode == "get-tuple-element":
-                    if index and user.proto.tuple_index == index[0]:
+                    if index and user.number == index[0]:
                         queue.append(Value(user, index[1:]))
                 elif user.opcode == "tuple":
-                    queue += [Value(user, (i, *index)) for i, o in enumerate(user.operands) if o is at]
+                    queue += [Value(user, (i, *index)) for i in self._places(user)[at.id]]
                 elif user.opcode == "while":
                     if index:
                         found.slots.append(Slot(user, index[0]))
@@ -98,6 +99,15 @@ class Flow:
                     found.users.append(user)
             if at is at.computation.root:
                 self._leave(Value(at, index), found, queue)
+        return found
+
+    def _places(self, made: Instruction) -> dict[int, list[int]]:
+        """Where each operand of a tuple stands in it: a step's results are thousands."""
+        found = self._positions.get(made.id)
+        if found is None:
+            found = self._positions[made.id] = {}
+            for i, operand in enumerate(made.operands):
+                found.setdefault(operand.id, []).append(i)
         return found
 
     def _leave(self, value: Value, found: Reach, queue: list[Value]) -> None:
@@ -152,7 +162,7 @@ class Flow:
         at = state.operands[slot.position]
         for _ in range(_MAX_VALUES):
             if at.opcode == "get-tuple-element":
-                return Value(at.operands[0], (at.proto.tuple_index,))
+                return Value(at.operands[0], (at.number,))
             if at.opcode not in _SAME_VALUE or not at.operands:
                 break
             at = at.operands[0]
@@ -187,14 +197,14 @@ class Flow:
             if at is None:
                 return False
             if at.opcode == "get-tuple-element" and at.operands[0] is state:
-                return bool(at.proto.tuple_index == index)
+                return bool(at.number == index)
             at = behind(at) if at.opcode != "parameter" or at.computation is not body else None
         return False
 
     def behind(self, at: Instruction) -> Instruction | None:
         """One step back as `origins.behind`, and through a loop that hands the value on unchanged."""
         if at.opcode == "get-tuple-element" and at.operands[0].opcode == "while":
-            slot = Slot(at.operands[0], at.proto.tuple_index)
+            slot = Slot(at.operands[0], at.number)
             state = slot.loop.operands[0]
             if self.change(slot)[0] == "kept" and state.opcode == "tuple" and slot.position < len(state.operands):
                 return state.operands[slot.position]
@@ -221,15 +231,15 @@ class Flow:
                 flags = self._constant.get(loop.id, False)
                 return flags if isinstance(flags, tuple) else False
             callers = at.computation.callers
-            if len(callers) == 1 and at.proto.parameter_number < len(callers[0].operands):
-                number: int = at.proto.parameter_number
+            if len(callers) == 1 and at.number < len(callers[0].operands):
+                number: int = at.number
                 return self._constant.get(callers[0].operands[number].id, False)
             return False
         if at.opcode == "tuple":
             return tuple(self._flag(o) for o in at.operands)
         if at.opcode == "get-tuple-element":
             flags = self._constant.get(at.operands[0].id, False)
-            number = at.proto.tuple_index
+            number = at.number
             if isinstance(flags, tuple):
                 return number < len(flags) and flags[number]
             return flags
