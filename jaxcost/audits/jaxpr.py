@@ -15,11 +15,15 @@ from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.audits.flops import amount_value
+from jaxcost.observation.hlo.amounts import Amount
 from jaxcost.observation.hlo.flops import FlopRow
+from jaxcost.observation.hlo.scope import primitive_of
 
 LISTED = 100
 _EVIDENCE = 8  # names listed for one reason
 _HOST = frozenset("pure_callback io_callback debug_callback debug_print".split())
+
+_CONVOLUTION = "conv_general_dilated"
 
 Place = tuple[str, str]
 
@@ -82,7 +86,10 @@ def _differences(
     evidence: Evidence, data: Mapping[str, Any], devices: int, reasons: Iterable[Reason]
 ) -> list[dict[str, Any]]:
     before = {(row["scope"], row["phase"]): row["flops"] for row in data["by_scope_phase"]}
-    after = evidence.work.by_place
+    names = _primitives(data)
+    after: dict[Place, list[Amount]] = {}
+    for (scope, phase), amount in evidence.work.by_place.items():
+        after.setdefault((_home(scope, names), phase), []).append(amount)
     explained: dict[Place, list[Reason]] = {}
     for reason in reasons:
         explained.setdefault(reason.place, []).append(reason)
@@ -91,9 +98,8 @@ def _differences(
         mine = explained.get(place, [])
         left = before.get(place, 0)
         right: int | None = 0
-        if place in after:
-            value = after[place].value
-            right = None if value is None else value * devices
+        for amount in after.get(place, ()):
+            right = None if right is None or amount.value is None else right + amount.value * devices
         if left is not None and left == right and not mine:
             continue
         listed = [
@@ -106,8 +112,8 @@ def _differences(
         if left is None or right is None:
             unsure = "the jaxpr's count" if left is None else "the compiled count"
             row["reason"] = f"{unsure} is no exact number here"
-            if place in after and right is None:
-                row["compiled"] = amount_value(after[place]) if devices == 1 else None
+            if right is None and devices == 1 and len(after[place]) == 1:
+                row["compiled"] = amount_value(after[place][0])
             if left == right == None and not mine:  # noqa: E711  both are open in the same way: nothing to compare
                 continue
         else:
@@ -117,13 +123,24 @@ def _differences(
     return rows
 
 
+def _primitives(data: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(row["primitive"] for row in (*data["rows"], *data["opaque"]))
+
+
+def _home(scope: str, primitives: frozenset[str]) -> str:
+    """The scope an instruction came from: a kernel written for a primitive is named below it."""
+    head, _, last = scope.rpartition("/")
+    return head if last in primitives else scope
+
+
 # Evidence -------------------------------------------------------------------------------------------------------------
 
 
 def _reasons(evidence: Evidence, data: Mapping[str, Any], devices: int) -> list[Reason]:
     compiled: dict[Place, list[FlopRow]] = {}
+    names = _primitives(data)
     for row in evidence.work.rows:
-        compiled.setdefault((row.scope, row.phase), []).append(row)
+        compiled.setdefault((_home(row.scope, names), row.phase), []).append(row)
     equations: dict[Place, list[Mapping[str, Any]]] = {}
     for equation in data["rows"]:
         equations.setdefault((equation["scope"], equation["phase"]), []).append(equation)
@@ -132,6 +149,7 @@ def _reasons(evidence: Evidence, data: Mapping[str, Any], devices: int) -> list[
         mine, theirs = compiled.get(place, []), equations.get(place, [])
         found += _routines(place, mine, theirs, devices)
         found += _kernels(place, mine, data, devices)
+        found += _convolutions(place, mine, theirs, devices)
         if devices > 1:
             found += _replicated(place, mine, theirs, devices)
         found += _removed(evidence, place, mine, theirs, devices)
@@ -192,6 +210,19 @@ def _kernels(place: Place, mine: list[FlopRow], data: Mapping[str, Any], devices
         more = (row.flops - alike[0]["flops"]) * row.executions.value * devices
         text = f"the kernel declares {row.flops:,} FLOPs a call, its own program counts {alike[0]['flops']:,}"
         yield Reason("declared", place, more, text, (row.name,))
+
+
+def _convolutions(place: Place, mine: list[FlopRow], theirs: list[Mapping[str, Any]], devices: int) -> Iterable[Reason]:
+    """A convolution that the compiler wrote as one with another window (space to batch, a stride unrolled)."""
+    equations = [equation for equation in theirs if equation["primitive"] == _CONVOLUTION]
+    rows = [row for row in mine if row.op_name and primitive_of(row.op_name) == _CONVOLUTION]
+    if devices > 1 or len(equations) != 1 or len(rows) != 1 or len(theirs) != 1 or len(mine) != 1:
+        return
+    (row,), (equation,) = rows, equations
+    times, own = row.executions.value, row.flops if row.logical_flops is None else row.logical_flops
+    if times is not None and times == equation["executions"] and own != equation["flops"]:
+        text = f"the convolution is written with another window: {row.operands[0]} by {row.operands[1]} to {row.result}"
+        yield Reason("rewritten", place, (own - equation["flops"]) * times, text, (row.name,))
 
 
 def _replicated(place: Place, mine: list[FlopRow], theirs: list[Mapping[str, Any]], devices: int) -> Iterable[Reason]:
