@@ -333,7 +333,7 @@ class Classes:
         at: Instruction | None = next(made_inside(value), None)
         while at is not None and not at.shape.is_tuple and at.shape.size == size:
             if at.opcode == "get-tuple-element" and at.operands[0].opcode in ("while", "parameter"):
-                for slot in self.flow.reach(Value(at.operands[0], (at.proto.tuple_index,))).slots[:1]:
+                for slot in self.flow.reach(Value(at.operands[0], (at.number,))).slots[:1]:
                     kind = self._of_slot(slot)
                     if kind is not None and kind.name in (SAVED, GRADIENT, CACHE, GATHERED):
                         return Kind(kind.name, f"a copy of what is {kind.why}")

@@ -193,7 +193,7 @@ def _cuts(at: Instruction, index: int | None) -> list[Instruction]:
 
 
 def _takes(user: Instruction, index: int) -> bool:
-    return user.opcode != "get-tuple-element" or bool(user.proto.tuple_index == index)
+    return user.opcode != "get-tuple-element" or bool(user.number == index)
 
 
 def _cut(

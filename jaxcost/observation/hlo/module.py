@@ -12,6 +12,7 @@ import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, repeat
@@ -438,10 +439,17 @@ def read_module(source: Proto | Split) -> Module:
     MAX_DEVICES devices.
     """
     parts = source if isinstance(source, Split) else split(source.SerializeToString())
-    collecting = gc.isenabled()
-    gc.disable()  # nothing made here is garbage, and looking for some costs as much as the rest
-    try:
+    with not_collecting():
         return _Builder(parts).build()
+
+
+@contextmanager
+def not_collecting() -> Iterator[None]:
+    """No search for garbage meanwhile: little of what reading makes is, and looking costs as much as the rest."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()

@@ -23,10 +23,10 @@ def behind(at: Instruction) -> Instruction | None:
         if len(callers) != 1 or callers[0].opcode not in ("fusion", "call", "async-start", "while"):
             return None
         operands = callers[0].operands
-        number = 0 if callers[0].opcode == "while" else at.proto.parameter_number
+        number = 0 if callers[0].opcode == "while" else at.number
         return operands[number] if number < len(operands) else None
     if opcode == "get-tuple-element":
-        return _element(at.operands[0], at.proto.tuple_index)
+        return _element(at.operands[0], at.number)
     if opcode in ("fusion", "call"):
         return at.called[0].root if not at.shape.is_tuple else None
     if opcode == "async-start":
@@ -53,10 +53,10 @@ def _element(at: Instruction, index: int) -> Instruction | None:
                 return at  # an argument of the program that is itself a tuple
             if len(callers) != 1 or callers[0].opcode not in ("fusion", "call", "while"):
                 return None
-            number = 0 if callers[0].opcode == "while" else at.proto.parameter_number
+            number = 0 if callers[0].opcode == "while" else at.number
             at = callers[0].operands[number]
         elif at.opcode == "get-tuple-element":
-            inner = _element(at.operands[0], at.proto.tuple_index)
+            inner = _element(at.operands[0], at.number)
             if inner is None:
                 return None
             at = inner
@@ -151,7 +151,7 @@ def _upstream(at: Instruction) -> list[Instruction]:
     if at.opcode == "parameter":
         callers = at.computation.callers
         if len(callers) == 1 and callers[0].opcode in ("fusion", "call"):
-            return [callers[0].operands[at.proto.parameter_number]]
+            return [callers[0].operands[at.number]]
         return []
     if at.opcode in ("fusion", "call"):
         return [at.called[0].root]

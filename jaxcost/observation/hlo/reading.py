@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from jaxcost.observation.hlo.collectives import Collectives, read_collectives
 from jaxcost.observation.hlo.contractions import Contractions, read_contractions
 from jaxcost.observation.hlo.memory import Memory, read_memory, result_table_bytes
-from jaxcost.observation.hlo.module import Module, read_module
+from jaxcost.observation.hlo.module import Module, not_collecting, read_module
 from jaxcost.observation.hlo.origins import Places
 from jaxcost.observation.hlo.schema import Proto, rejected, split
 from jaxcost.observation.hlo.scope import scope_parts
@@ -162,10 +162,11 @@ def read_graph(
         if type(count) is not int or count < 0:
             raise rejected(f"trips.{name}", count, "a trip count is a whole number, 0 or more", "correct it")
     try:
-        return _read(
-            bytes(hlo_bytes), platform, mesh, scopes_kept=scope_parts(scopes), trips=trips,
-            devices_per_node=devices_per_node, general=general,
-        )  # fmt: skip
+        with not_collecting():
+            return _read(
+                bytes(hlo_bytes), platform, mesh, scopes_kept=scope_parts(scopes), trips=trips,
+                devices_per_node=devices_per_node, general=general,
+            )  # fmt: skip
     except (LookupError, ValueError, ArithmeticError, RecursionError) as error:
         # Damage that every structural check let through still shows as an impossible index or size further on.
         raise rejected(

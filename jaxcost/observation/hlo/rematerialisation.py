@@ -131,7 +131,7 @@ class _Analysis:
         """The place of an operand that a place of the result is a view of, None where it is a buffer of its own."""
         opcode = at.opcode
         if opcode in _VIEWS:
-            inner = (at.proto.tuple_index, *path) if opcode == "get-tuple-element" else path
+            inner = (at.number, *path) if opcode == "get-tuple-element" else path
             return at.operands[0].id, inner
         if opcode == "tuple" and path:
             return at.operands[path[0]].id, path[1:]

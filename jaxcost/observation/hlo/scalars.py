@@ -172,12 +172,12 @@ class Scalars:
                 return frame.state.value(path, index, depth)
             if frame.caller is None or frame.above is None:
                 return None
-            number = frame.shift + at.proto.parameter_number
+            number = frame.shift + at.number
             if number >= len(frame.caller.operands):
                 return None
             return self.element(frame.above, frame.caller.operands[number], path, index, depth)
         if opcode == "get-tuple-element":
-            return self.element(frame, operands[0], (at.proto.tuple_index, *path), index, depth)
+            return self.element(frame, operands[0], (at.number, *path), index, depth)
         if opcode == "tuple":
             return self.element(frame, operands[path[0]], path[1:], index, depth) if path else None
         if opcode in ("copy", "copy-done", "opt-barrier", "async-update", "add-dependency", "domain"):
@@ -349,9 +349,9 @@ class Scalars:
     def _origin(self, at: Instruction, path: Path, depth: int) -> tuple[int, Path] | None:
         opcode, operands = at.opcode, at.operands
         if opcode == "parameter":
-            return at.proto.parameter_number, path
+            return at.number, path
         if opcode == "get-tuple-element":
-            return self.origin(operands[0], (at.proto.tuple_index, *path), depth)
+            return self.origin(operands[0], (at.number, *path), depth)
         if opcode == "tuple":
             return self.origin(operands[path[0]], path[1:], depth) if path else None
         if opcode in ("copy", "opt-barrier", "add-dependency"):
