@@ -158,12 +158,14 @@ def _reasons(evidence: Evidence, data: Mapping[str, Any], devices: int) -> list[
 
 def _rewritten(evidence: Evidence, devices: int) -> Iterable[Reason]:
     """What single instructions say of themselves."""
-    for reduced in evidence.reading.contractions.strength_reduced:
-        if reduced.total.value:
-            yield Reason(
-                "strength_reduced", (reduced.scope, reduced.phase), -reduced.total.value * devices,
-                "a product of a vector became multiply and reduce: executed, and part of no product", (reduced.name,),
-            )  # fmt: skip
+    if devices > 1:
+        for reduced in evidence.reading.contractions.strength_reduced:
+            if reduced.total.value:
+                yield Reason(
+                    "strength_reduced", (reduced.scope, reduced.phase), -reduced.total.value * devices,
+                    "a product of a vector became multiply and reduce: executed, and part of no product",
+                    (reduced.name,),
+                )  # fmt: skip
     remat = {row.id for row in evidence.reading.contractions.rows if row.remat}
     for row in evidence.work.rows:
         place, times = (row.scope, row.phase), row.executions.value
@@ -268,12 +270,13 @@ def _removed(
             return
         made[size(row)] = made.get(size(row), 0) + times * shares.get(row.id, 1)
         named.setdefault(size(row), []).append(row.name)
-    for product in reduced:
+    for product in reduced if devices > 1 else ():
         if product.executions.value is None:
             return
-        key = 0 if devices > 1 else product.flops
-        made[key] = made.get(key, 0) + product.executions.value
-        named.setdefault(key, []).append(product.name)
+        made[0] = made.get(0, 0) + product.executions.value
+        named.setdefault(0, []).append(product.name)
+    # Fusions repeat a multiply, and a reduce may lose its name: which instructions there are is evidence, not how many.
+    elementwise = tuple(product.name for product in reduced)
     groups: dict[int, list[Mapping[str, Any]]] = {}
     for equation in theirs:
         if equation["basis"] == "shape" and not equation["kernel"]:
@@ -284,21 +287,31 @@ def _removed(
         missing = sum(equation["executions"] for equation in alike) - made.get(key, 0)
         kept = tuple(named.get(key, ()))
         gone: dict[str, list[tuple[Mapping[str, Any], int]]] = {}
-        for equation, kind, removable in _removable(alike):
+        for equation, kind, removable in _removable(alike, elementwise if devices == 1 else None):
             left_out = min(missing, removable)
             if left_out > 0:
                 missing -= left_out
                 gone.setdefault(kind, []).append((equation, left_out))
         for kind, equations in gone.items():
             flops = sum(times * equation["flops"] for equation, times in equations)
-            yield Reason(kind, place, -flops, _text(kind, equations, kept), kept)
+            names = elementwise if kind == "strength_reduced" else kept
+            yield Reason(kind, place, -flops, _text(kind, equations, names), names)
 
 
-def _removable(equations: list[Mapping[str, Any]]) -> Iterable[tuple[Mapping[str, Any], str, int]]:
-    """(equation, why, executions) that can go without changing a result: what nobody reads first."""
+def _removable(
+    equations: list[Mapping[str, Any]], elementwise: tuple[str, ...] | None
+) -> Iterable[tuple[Mapping[str, Any], str, int]]:
+    """(equation, why, executions) that need be no product without changing a result: what nobody reads first, then
+    products of vectors: nothing is summed where K is one, and `elementwise` names what sums where M or N is.
+    """
     for equation in equations:
         if equation["dead"]:
             yield equation, "dead_code", equation["executions"]
+    for equation in equations:
+        if elementwise is None or equation["dead"]:
+            continue
+        if equation["k"] == 1 or (elementwise and 1 in (equation["m"], equation["n"])):
+            yield equation, "strength_reduced", equation["executions"]
     for equation in equations:
         if equation["repeats"] and not equation["dead"]:
             kind = "replay_undone" if equation["phase"] == "replay" else "merged"
@@ -314,6 +327,9 @@ def _text(kind: str, equations: list[tuple[Mapping[str, Any], int]], kept: tuple
     what = f"{times} execution{'s' if times > 1 else ''} of {first['name'] or first['primitive']}"
     if len(equations) > 1:
         what += f" and {len(equations) - 1} equations like it"
+    if kind == "strength_reduced":
+        found = ", ".join(kept[:_EVIDENCE]) or "a multiply without its name"
+        return f"{what} became multiply and reduce: executed, and part of no product; the module has {found}"
     left = f"the module keeps {', '.join(kept[:_EVIDENCE])} here" if kept else "the module holds none of them here"
     why = {
         "dead_code": "nobody reads the result",
