@@ -76,7 +76,7 @@ def lower_traced(
 ) -> tuple[Lowered, private.Portable]:
     """Lower a `jax.stages.Traced` for a platform, in the context of a mesh where one is given.
 
-    A shard_map over abstract devices, whose arguments name no mesh, brings its own.
+    A shard_map or a constraint over abstract devices, in a program whose arguments name no mesh, brings its own.
 
     Raises:
         RejectedError: JAX cannot lower it.
@@ -353,11 +353,13 @@ def _one_mesh(meshes: Sequence[Any], devices: int) -> tuple[dict[str, int], tupl
 
 
 def _inner_mesh(jaxpr: Any) -> Any:
-    """The abstract mesh of the first shard_map inside, None where there is none."""
+    """The abstract form of the first mesh that an equation names (a shard_map, a constraint), None where none does."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        if eqn.primitive.name == "shard_map":
-            mesh = eqn.params["mesh"]
-            return getattr(mesh, "abstract_mesh", mesh)
+        for value in eqn.params.values():
+            for item in value if isinstance(value, tuple | list) else (value,):
+                mesh = item.mesh if isinstance(item, jax.sharding.NamedSharding) else item
+                if isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh) and not mesh.empty:
+                    return getattr(mesh, "abstract_mesh", mesh)
         for _, inner in inside(eqn):
             found = _inner_mesh(inner)
             if found is not None:
