@@ -9,12 +9,13 @@ Four columns, of one step on one device:
 
 Each amount has a place by two witnesses: the named scopes of its operation name, and the Python stack that traced it.
 So there are two trees over the same amounts, and the root of each is the whole. What has no name lies in a node of its
-own, and what the reader placed by its neighbours is summed as `inferred`.
+own, by the modules whose calls are on its stack, and what the reader placed by its neighbours is summed as `inferred`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
@@ -33,6 +34,9 @@ MOST_DEPTH = 64  # of a scope; a deeper one keeps its tail in one name
 NO_SCOPE, NO_SOURCE, RESIDENT = "(no scope)", "(no source)", "(arguments and results)"
 _RESIDENT_PHASE = "resident"
 _NOTHING = Amount(0, 0)
+_MODULE_CALL = re.compile(r"(?:^|\.)(\w+)\.__call__\Z")
+_WRAPPERS = ("Fn", "Fun", "Function", "Method", "Partial", "Wrapper", "Wrapped", "Transformed", "custom_jvp", "custom_vjp")
+)
 _FLOPS, _BYTES, _PEAK, _COLLECTIVE = range(len(COLUMNS))
 
 
@@ -95,6 +99,18 @@ class _Accounts:
         names = [*self._path(parts, "scope" if scope else "none", phase), *([] if sure else [("inferred",)])]
         return self._place(key, names)
 
+    def unnamed(self, frame_id: int, phase: str, sure: bool) -> int:
+        """The place of what has no scope: below that node the modules whose calls are on its stack, where there are."""
+        calls = module_calls(self.stacks.at(frame_id))
+        if not calls:
+            return self.scope("", phase, sure)
+        key = ("unnamed", calls, phase, sure)
+        place = self._places.get(key)
+        if place is not None:
+            return place
+        names = [*self._path((NO_SCOPE, *calls), "none", phase), *([] if sure else [("inferred",)])]
+        return self._place(key, names)
+
     def resident(self, parts: tuple[str, ...]) -> tuple[int, int]:
         """The places, in both trees, of what holds its memory throughout."""
         key = ("resident", *parts)
@@ -125,7 +141,7 @@ class _Accounts:
         yield ("scope", at)
         yield ("scope phase", at, phase)
         for depth, name in enumerate(parts):
-            here = kind if depth == 0 or kind == "resident" else "scope"
+            here = kind if depth == 0 or kind == "resident" else "called" if kind == "none" else "scope"
             at = self.scopes.child(at, (here, name), {"name": name, "kind": here})
             yield ("scope", at)
             yield ("scope phase", at, phase)
@@ -177,6 +193,8 @@ class _Reader:
     def places(self, at: Instruction | None, scope: str, phase: str, sure: bool) -> tuple[int, int]:
         """The places of an amount in both trees."""
         frame_id = _frame_id(at) if at is not None else 0
+        if not scope and frame_id:
+            return self.accounts.unnamed(frame_id, phase, sure), self.accounts.source(frame_id)
         return self.accounts.scope(scope, phase, sure), self.accounts.source(frame_id)
 
     def add(self, at: Instruction, column: int, places: tuple[int, int], amount: int) -> None:
@@ -275,6 +293,23 @@ class _Reader:
             else Amount(total.minimum, total.maximum)
             for key, total in totals.items()
         }
+
+
+def module_calls(stack: Sequence[Frame]) -> tuple[str, ...]:
+    """The modules whose `__call__` is on a stack, the outermost first, each with the line in the one above it.
+
+    A framework that names no operations (Flax NNX, a class of one's own) still has its modules there. Wrappers of
+    functions are callable objects too, and are left out where their names say so.
+    """
+    calls: list[str] = []
+    above: Frame | None = None
+    for frame in reversed(stack):
+        match = _MODULE_CALL.search(frame.function)
+        if match is None or match[1].startswith("_") or match[1].endswith(_WRAPPERS):
+            continue
+        calls.append(f"{match[1]}.__call__" + (f" (line {above.line})" if above is not None else ""))
+        above = frame
+    return tuple(calls[: MOST_DEPTH - 1])
 
 
 def _frame_id(at: Instruction) -> int:

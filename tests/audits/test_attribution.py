@@ -178,6 +178,19 @@ def test_the_line_of_the_users_own_code_is_told_and_the_stack_kept() -> None:
     assert "/home/me" not in str(found) and "/venv" not in str(found)
 
 
+def test_a_framework_that_names_no_operations_is_divided_by_the_modules_on_the_stack() -> None:
+    calls = [(LIBRARY, "conv_general_dilated", 9), (LIBRARY, "Conv.__call__", 8), (MINE, "Block.__call__", 7),
+             (LIBRARY, "BoundMethod.__call__", 6), (MINE, "make.<locals>.Net.__call__", 5), (MINE, "_Grad.__call__", 4),
+             (MINE, "loss", 3)]  # fmt: skip
+    found = section(evidence_of(stacked(calls, products("jit(f)/dot_general")).bytes()))
+    names = [(node["name"], node["kind"], node["own"].get("flops", 0)) for node in found["scopes"]]
+    assert names[:5] == [
+        ("program", "root", 0), (NO_SCOPE, "none", 0), ("Net.__call__", "called", 0),
+        ("Block.__call__ (line 5)", "called", 0), ("Conv.__call__ (line 7)", "called", 60),
+    ]  # fmt: skip
+    assert found["columns"]["flops"]["no_scope"] == 60 and leaks(found["scopes"]) == []
+
+
 def test_a_repeated_stretch_of_calls_stands_once_and_what_is_damaged_ends() -> None:
     stretch = [(MINE, "inner", 3), (MINE, "middle", 2), (MINE, "outer", 1)]
     program = stacked([*stretch, *stretch[1:], *stretch[1:]])
