@@ -35,8 +35,8 @@ NO_SCOPE, NO_SOURCE, RESIDENT = "(no scope)", "(no source)", "(arguments and res
 _RESIDENT_PHASE = "resident"
 _NOTHING = Amount(0, 0)
 _MODULE_CALL = re.compile(r"(?:^|\.)(\w+)\.__call__\Z")
-_WRAPPERS = ("Fn", "Fun", "Function", "Method", "Partial", "Wrapper", "Wrapped", "Transformed", "custom_jvp", "custom_vjp")
-)
+# Ends of the names of callable objects that wrap a function.
+_WRAPPERS = ("Fn", "Fun", "Function", "Method", "Partial", "Wrapper", "Wrapped", "Transformed", "_jvp", "_vjp")
 _FLOPS, _BYTES, _PEAK, _COLLECTIVE = range(len(COLUMNS))
 
 
