@@ -6,8 +6,9 @@ import pytest
 
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import Total, read_hlo
-from jaxcost.observation.hlo.schema import message
-from jaxcost.observation.hlo.trips import exact
+from jaxcost.observation.hlo.module import read_module
+from jaxcost.observation.hlo.schema import message, split
+from jaxcost.observation.hlo.trips import exact, read_executions
 from tests.observation.hlo.building import Program, array, dot, dump, loop
 
 WEIGHTS, X = array(12, 64, 64), array(8, 64)
@@ -279,3 +280,238 @@ def test_a_product_in_one_of_two_branches_runs_once_or_not_at_all():
     program.open.instructions[-1].called_computation_ids.pop()  # the only branch there is
     reading = read_hlo(program.bytes(), platform="cpu")
     assert [row.executions for row in reading.contractions.rows] == [Total(1, 1)]
+
+
+# Conditions, branches and states by hand ------------------------------------------------------------------------------
+
+
+def stepping(program: Program, states: list, first: list, condition, body) -> int:
+    """A loop over a tuple: `body` and `condition` get the elements of the state and add instructions."""
+    parts = []
+    for name, fill in (("body", body), ("condition", condition)):
+        parts.append(program.computation(name))
+        whole = program.add("parameter", states)
+        elements = [program.add("get-tuple-element", s, [whole], tuple_index=i) for i, s in enumerate(states)]
+        made = fill(elements)
+        if name == "body":
+            program.add("tuple", states, made)
+    program.computation("entry")
+    values = [value() for value in first]
+    return program.add("while", states, [program.add("tuple", states, values)], parts, name="loop")
+
+
+def compare(program: Program, left: int, direction: str, right: int) -> int:
+    return program.add("compare", ("pred",), [left, right], comparison_direction=direction)
+
+
+def both(opcode: str, limit: int, other: int):
+    """i < limit, joined with j > other; i goes up by one and j, from 9, down by two."""
+    program = Program()
+    stepping(
+        program, [("s32",), ("s32",)], [lambda: program.constant(0), lambda: program.constant(9)],
+        lambda s: program.add(opcode, ("pred",), [
+            compare(program, s[0], "LT", program.constant(limit)), compare(program, s[1], "GT", program.constant(other))
+        ]),
+        lambda s: [
+            dot(program, 2, 3, 4) and program.add("add", ("s32",), [s[0], program.constant(1)]),
+            program.add("subtract", ("s32",), [s[1], program.constant(2)]),
+        ],
+    )  # fmt: skip
+    return read_hlo(program.bytes(), platform="tpu")
+
+
+@pytest.mark.parametrize(
+    "opcode, limit, other, trips",
+    [
+        ("and", 3, 0, 3), ("and", 50, 0, 5), ("and", 1_000_000, -2_000_000_001, 1_000_000), ("or", 3, 0, 5),
+        ("or", 7, 0, 7), ("and", 0, 0, 0), ("or", 0, 100, 0),
+    ],
+)  # fmt: skip
+def test_two_conditions_end_with_the_first_or_with_the_last(opcode, limit, other, trips):
+    reading = both(opcode, limit, other)
+    assert (reading.loops[0].trips, reading.loops[0].source) == (trips, "derived")
+    assert reading.flops.value == trips * 2 * 2 * 3 * 4
+
+
+def flagged(limit: int, *, starts: bool = False) -> Program:
+    """`i < limit and not done`, where data say when it is done."""
+    program = Program()
+    state = [("s32",), ("pred",)]
+    flag = (lambda: program.add("constant", ("pred",), literal={"preds": [False]})) if not starts else (
+        lambda: program.add("parameter", ("pred",))
+    )  # fmt: skip
+    stepping(
+        program, state, [lambda: program.constant(0), flag],
+        lambda s: program.add("and", ("pred",), [
+            compare(program, s[0], "LT", program.constant(limit)), program.add("not", ("pred",), [s[1]])
+        ]),
+        lambda s: [
+            dot(program, 2, 3, 4) and program.add("add", ("s32",), [s[0], program.constant(1)]),
+            program.add("rng", ("pred",), [program.constant(0), program.constant(1)]),
+        ],
+    )  # fmt: skip
+    return program
+
+
+@pytest.mark.parametrize("limit", [7, 5000])  # also where it is too many to follow one by one
+def test_a_condition_of_data_leaves_a_bound_from_above(limit):
+    once = 2 * 2 * 3 * 4
+    reading = read_hlo(flagged(limit).bytes(), platform="tpu")
+    (found,) = reading.loops
+    assert (found.trips, found.minimum, found.maximum, found.source) == (None, 1, limit, "derived")
+    assert reading.flops == Total(once, limit * once)
+    assert found.reason in reading.unknowns and "run-time" in found.reason
+    assert read_hlo(flagged(limit, starts=True).bytes(), platform="tpu").loops[0].minimum == 0
+
+
+@pytest.mark.parametrize("count, error", [(0, "runs 1 to 7 times"), (8, "runs 1 to 7 times"), (7, ""), (1, "")])
+def test_a_supplied_count_must_be_one_that_the_condition_allows(count, error):
+    data = flagged(7).bytes()
+    if error:
+        with pytest.raises(RejectedError, match=error):
+            read_hlo(data, platform="tpu", trips={"loop": count})
+    else:
+        (found,) = read_hlo(data, platform="tpu", trips={"loop": count}).loops
+        assert (found.trips, found.source, found.reason) == (count, "supplied", "")
+
+
+def test_a_supplied_name_must_be_a_loop():
+    with pytest.raises(RejectedError, match="names no loop") as error:
+        read_hlo(flagged(7).bytes(), platform="tpu", trips={"while.9": 3})
+    assert "loop" in error.value.problems[0].remedy
+
+
+def branching(predicate) -> Program:
+    """A conditional on what `predicate` adds, between products of 2 and of 5 columns."""
+    program, branches = Program(), []
+    for n in (2, 5):
+        branches.append(program.computation(f"branch.{n}"))
+        program.add("parameter", ("f32",))
+        dot(program, 2, 3, n)
+        program.add("constant", ("f32",), literal={"f32s": [0.0]})
+    program.computation("entry")
+    scalar = program.add("parameter", ("f32",))
+    program.add("conditional", ("f32",), [predicate(program), scalar, scalar], branches, name="choice")
+    return program
+
+
+@pytest.mark.parametrize(
+    "predicate, columns",
+    [
+        (lambda p: p.add("constant", ("pred",), literal={"preds": [True]}), 2),
+        (lambda p: p.add("constant", ("pred",), literal={"preds": [False]}), 5),
+        (lambda p: p.constant(0), 2), (lambda p: p.constant(1), 5), (lambda p: p.constant(9), 5),
+        (lambda p: p.constant(-1), 5),  # out of range is the last
+        (lambda p: compare(p, p.add("remainder", ("s32",), [p.constant(-7), p.constant(4)]), "EQ", p.constant(-3)), 2),
+        (lambda p: compare(p, p.add("divide", ("s32",), [p.constant(-7), p.constant(2)]), "EQ", p.constant(-4)), 5),
+        (lambda p: p.add("convert", ("s32",), [p.add("constant", ("f32",), literal={"f32s": [1.9]})]), 5),
+    ],
+)  # fmt: skip
+def test_a_predicate_that_is_known_takes_its_branch(predicate, columns):
+    reading = read_hlo(branching(predicate).bytes(), platform="cpu")
+    assert reading.flops.value == 2 * 2 * 3 * columns
+    (choice,) = reading.conditionals
+    assert choice.decided and choice.executions == (exact(int(columns == 2)), exact(int(columns == 5)))
+
+
+def test_a_predicate_of_data_does_not():
+    reading = read_hlo(branching(lambda p: p.add("parameter", ("pred",), parameter_number=1)).bytes(), platform="cpu")
+    assert reading.flops == Total(24, 60) and not reading.conditionals[0].decided
+
+
+def test_a_body_called_from_two_loops_counts_for_each():
+    program = Program()
+    body = program.computation("body")
+    counter = program.add("parameter", ("s32",))
+    dot(program, 2, 3, 4)
+    program.add("add", ("s32",), [counter, program.constant(1)])
+    condition = program.computation("condition")
+    compare(program, program.add("parameter", ("s32",)), "LT", program.constant(10))
+    program.computation("entry")
+    first = program.add("while", ("s32",), [program.constant(4)], [body, condition], name="first")
+    program.add("while", ("s32",), [program.add("subtract", ("s32",), [first, program.constant(3)])], [body, condition])
+    reading = read_hlo(program.bytes(), platform="tpu")
+    assert [loop.trips for loop in reading.loops] == [6, 3]  # the second starts where the first ended, less three
+    assert reading.flops.value == 9 * 2 * 2 * 3 * 4
+
+
+def test_a_counter_deep_in_the_state_behind_copies():
+    program = Program()
+    inner = [("s32",), ("f32", 4)]
+    body = program.computation("body")
+    whole = program.add("parameter", [("f32", 4), inner])
+    pair = program.add("get-tuple-element", inner, [whole], tuple_index=1)
+    counter = program.add("get-tuple-element", ("s32",), [pair], tuple_index=0)
+    data = program.add("get-tuple-element", ("f32", 4), [pair], tuple_index=1)
+    dot(program, 2, 3, 4)
+    started = program.add("copy-start", [("s32",), ("s32",), ("u32",)], [counter])
+    moved = program.add("add", ("s32",), [program.add("copy-done", ("s32",), [started]), program.constant(2)])
+    program.add("tuple", [("f32", 4), inner], [data, program.add("tuple", inner, [moved, data])])
+    condition = program.computation("condition")
+    whole = program.add("parameter", [("f32", 4), inner])
+    pair = program.add("get-tuple-element", inner, [whole], tuple_index=1)
+    compare(program, program.add("get-tuple-element", ("s32",), [pair], tuple_index=0), "LE", program.constant(6))
+    program.computation("entry")
+    data = program.add("parameter", ("f32", 4))
+    pair = program.add("tuple", inner, [program.constant(-1), data])
+    first = program.add("tuple", [("f32", 4), inner], [data, pair])
+    program.add("while", [("f32", 4), inner], [first], [body, condition])
+    reading = read_hlo(program.bytes(), platform="tpu")
+    assert reading.loops[0].trips == 4  # -1 1 3 5
+    assert reading.flops.value == 4 * 2 * 2 * 3 * 4
+
+
+def test_a_scan_instruction_runs_its_body_for_each_slice():
+    program = Program()
+    step = program.computation("step")
+    program.add("parameter", ("f32", 3))
+    program.add("parameter", ("f32",), parameter_number=1)
+    dot(program, 2, 3, 4)
+    program.computation("entry")
+    scanned = program.add("parameter", ("f32", 7, 3))
+    carry = program.add("parameter", ("f32",), parameter_number=1)
+    program.add("scan", ("f32", 2, 4), [scanned, carry], [step], dimensions=[0], num_carries=1)
+    assert read_hlo(program.bytes(), platform="cpu").flops.value == 7 * 2 * 2 * 3 * 4
+
+
+def test_a_loop_in_a_branch_never_taken_is_unreached():
+    program = Program()
+    loop(program, 0, 1, 5, "LT", per_trip=lambda p: dot(p, 2, 3, 4))
+    program.open.name = "branch"
+    taken = program.computation("other")
+    program.add("parameter", [("s32",)])
+    program.computation("entry")
+    state = program.add("parameter", [("s32",)])
+    branch = program.module.computations[2]
+    branch.instructions[0].opcode = "parameter"  # its constant becomes what it is called with
+    del branch.instructions[0].literal.s32s[:]
+    program.add("conditional", [("s32",)], [program.constant(1), state, state], [branch.id, taken])
+    found = read_hlo(program.bytes(), platform="tpu")
+    assert (found.loops[0].source, found.loops[0].trips, found.loops[0].entries) == ("unreached", 0, exact(0))
+    assert found.flops.value == 0 and found.unknowns == ()
+
+
+def test_what_one_trip_holds():
+    program = within_a_loop("moves", called=False)
+    module = read_module(split(program.bytes()))
+    executions = read_executions(module)
+    own = {at.id: {"flops": 48} for at in module.walk() if at.opcode == "dot"}
+    inside = {executions.loops[number].instruction: held for number, held in executions.within(own).items()}
+    assert inside["inner"].per_trip["flops"] == exact(48)
+    assert inside["outer"].per_trip["flops"] == Total(7 * 48, 10 * 48)  # from 3 and from 0 up to 10
+    assert inside["inner"].whole["flops"] == inside["outer"].whole["flops"] == exact(34 * 48)
+
+
+def test_programs_that_call_each_other_without_end_in_sight_are_read_in_time():
+    """Sixty computations that call the next one twice: 2^60 ways to reach the last."""
+    program = Program()
+    loop(program, 0, 1, 5, "LT", per_trip=lambda p: dot(p, 2, 3, 4))
+    program.open.name = "last"
+    called = program.open.id
+    for number in range(60):
+        made = program.computation(f"level.{number}")
+        program.add("call", [("s32",)], [], [called])
+        program.add("call", [("s32",)], [], [called])
+        called = made
+    reading = read_hlo(program.bytes(), platform="tpu")
+    assert reading.flops.value == 2**60 * 5 * 48
