@@ -11,7 +11,7 @@ counted twice. `wire_bytes` is what the device sends, by a stated convention (a 
     ragged-all-to-all                   unknown: its sizes are data
 
 A compiler may move another type than the program says (sums widened to f32 on CPU): `user_dtype` and `user_bytes` are
-the program's, `dtype` and `operand_bytes` those that move.
+the program's, null where a conversion may be either's; `dtype` and `operand_bytes` are those that move.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 from jaxcost.audits.evidence import Evidence, Notes, number
 from jaxcost.observation.hlo.collectives import Collective
 from jaxcost.observation.hlo.groups import Groups, MeshAxes
-from jaxcost.observation.hlo.module import Instruction
+from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import COLLECTIVES
 from jaxcost.observation.hlo.origins import behind
 from jaxcost.observation.hlo.schema import Proto
-from jaxcost.observation.hlo.scope import primitive_of
+from jaxcost.observation.hlo.scope import names_of, primitive_of
 from jaxcost.observation.hlo.shapes import bits_of
 from jaxcost.observation.hlo.trips import Total
 from jaxcost.observation.sections import short_path
@@ -36,6 +36,13 @@ from jaxcost.observation.sections import short_path
 WIRE = "bytes that one device sends, all members of its group in a ring"
 INSIDE, BETWEEN = "inside", "between"
 _MAX_WALK = 64
+_MAX_USES = 256
+_CAST = "convert_element_type"
+_FRAMES = ("fusion", "call", "async-start")
+_MOVES = frozenset(
+    "bitcast copy reshape transpose get-tuple-element slice all-reduce-done all-gather-done async-done opt-barrier "
+    "collective-permute-done concatenate tuple".split()
+)
 _PAIRED = ("collective-permute", "send", "recv")
 _THROUGH_HOST = "host transfer"
 _PARTITIONER = "named by the partitioner, not by the program"
@@ -104,8 +111,8 @@ class _Row:
     operand: int
     result: int
     stored: int
-    user_dtype: str
-    user: int
+    user_dtype: str | None
+    user: int | None
     wire: int | None
     wire_reason: str
     link: str | None
@@ -136,7 +143,7 @@ class _Row:
             "reason": executions.reason if executions.minimum is None else "",
             "total_operand_bytes": _times(executions, self.operand),
             "total_result_bytes": _times(executions, self.result),
-            "total_user_bytes": _times(executions, self.user),
+            "total_user_bytes": None if self.user is None else _times(executions, self.user),
             "total_wire_bytes": None if self.wire is None else _times(executions, self.wire),
             "link": self.link, "nodes": self.nodes,
             "pairs": len(row.groups) if row.kind in _PAIRED and row.groups else None,
@@ -151,34 +158,43 @@ def _times(executions: Total, amount: int) -> int | dict[str, int] | None:
 
 def _rows(evidence: Evidence, notes: Notes) -> list[_Row]:
     named = _named_mesh(evidence)
-    rows = [_row(evidence, found, named) for found in evidence.reading.collectives.rows]
-    for row in rows:
-        _note(evidence, row, notes)
+    casts = _Casts(evidence.graph.module)
+    rows = [_row(evidence, found, named, casts) for found in evidence.reading.collectives.rows]
+    _note(evidence, rows, notes)
     return rows
 
 
-def _note(evidence: Evidence, row: _Row, notes: Notes) -> None:
-    """Name what a count keyed on the compiled type would misjudge, and what is unknown."""
-    found = row.found
-    if row.user != row.operand:
-        wider = row.operand > row.user
-        where = {"cpu": "no evidence for a GPU or TPU, where it may stay narrow"}.get(evidence.platform, "")
+def _note(evidence: Evidence, rows: list[_Row], notes: Notes) -> None:
+    """Name what a count keyed on the compiled type would misjudge, by pair of types, and what is unknown."""
+    changed: dict[tuple[str, str], list[_Row]] = {}
+    for row in rows:
+        if row.user is not None and row.user != row.operand:
+            changed.setdefault((str(row.user_dtype), row.found.dtype), []).append(row)
+    for (meant, moved), group in changed.items():
+        asked = sum(row.user for row in group if row.user is not None)
+        wider = sum(row.operand for row in group) > asked
+        names = ", ".join(row.found.name for row in group[:3]) + (" ..." if len(group) > 3 else "")
+        some = f"{len(group)} collectives ({names}) move" if len(group) > 1 else f"{names} ({group[0].kind}) moves"
         text = (
-            f"{found.name} ({found.kind}) moves {row.operand:,} bytes of {found.dtype} where the program has "
-            f"{row.user:,} of {row.user_dtype}: {'widened' if wider else 'narrowed'} by the compiler"
+            f"{some} {sum(row.operand for row in group):,} bytes of {moved} an execution where the program has "
+            f"{asked:,} of {meant}: {'widened' if wider else 'narrowed'} by the compiler"
         )
+        if evidence.platform == "cpu":
+            text += "; no evidence for a GPU or TPU, which may keep the type"
         notes.find(
-            "collective_widened" if wider else "collective_narrowed", "; ".join(part for part in (text, where) if part),
-            where=found.name, bytes=row.operand - row.user,
+            "collective_widened" if wider else "collective_narrowed", text, where=group[0].found.name,
+            bytes=sum(row.operand for row in group) - asked,
         )  # fmt: skip
-    if found.executions.minimum is None:
-        notes.unknown(
-            found.name, "collective", f"how often it runs is unknown: {found.executions.reason}", scope=found.scope,
-            source=short_path(found.source),
-        )  # fmt: skip
+    for row in rows:
+        found = row.found
+        if found.executions.minimum is None:
+            notes.unknown(
+                found.name, "collective", f"how often it runs is unknown: {found.executions.reason}",
+                scope=found.scope, source=short_path(found.source),
+            )  # fmt: skip
 
 
-def _row(evidence: Evidence, found: Collective, named: Mapping[str, int]) -> _Row:
+def _row(evidence: Evidence, found: Collective, named: Mapping[str, int], casts: _Casts) -> _Row:
     at = evidence.graph.module.instructions[found.id]
     operand = sum(part.operand_bytes for part in found.parts)
     result = sum(part.result_bytes for part in found.parts)
@@ -187,7 +203,7 @@ def _row(evidence: Evidence, found: Collective, named: Mapping[str, int]) -> _Ro
     axes, along, reason = _axes(found, at, evidence.mesh or named, evidence.reading.device_count)
     if axes and not evidence.mesh:
         reason = _PARTITIONER
-    dtype, user = _meant(at, found, operand)
+    dtype, user = _meant(casts, at, found, operand)
     wire, wire_reason = _wire(found, operand, result)
     crossing = _crossing(evidence, found)
     nodes, link, target = found.nodes, None, evidence.program.target
@@ -312,44 +328,118 @@ def _pairs(groups: Groups) -> list[tuple[int, int]]:
     return [(group[0], group[1]) for group in groups if len(group) == 2]
 
 
-def _meant(at: Instruction, found: Collective, operand: int) -> tuple[str, int]:
-    """Type and bytes of the operand before a conversion that the compiler added; as compiled where there is none."""
-    dtypes: set[str] = set()
-    total = 0
+class _Casts:
+    """Whether the program converts anything, looked up once."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.found: bool | None = None
+
+    def any(self) -> bool:
+        if self.found is None:
+            self.found = any(_cast(one.op_name) for one in self.module.walk())
+        return self.found
+
+
+def _meant(casts: _Casts, at: Instruction, found: Collective, operand: int) -> tuple[str | None, int | None]:
+    """Type and bytes of the operand as the program has it, before what the compiler changed; None where that cannot
+    be told.
+    """
     sent = at.operands[:1] if found.kind == "ragged-all-to-all" else at.operands
     sizes = [value.shape.logical_bytes for value in sent]
     if found.kind in ("send", "recv") or sum(sizes) != operand:
         return found.dtype, operand
-    for value, size in zip(sent, sizes, strict=True):
-        leaf = next(value.shape.leaves(), value.shape)
-        before = _before_conversion(value) or leaf.dtype
+    dtypes: set[str] = set()
+    total = 0
+    for index, (value, size) in enumerate(zip(sent, sizes, strict=True)):
+        moved = next(value.shape.leaves(), value.shape).dtype
+        before = _before_conversion(casts, at, index, moved)
+        if before is None:
+            return None, None
         dtypes.add(before)
-        width = bits_of(leaf.dtype)
-        total += size * bits_of(before) // width if width else size
-    return (dtypes.pop() if len(dtypes) == 1 else found.dtype), total
+        total += size * bits_of(before) // bits_of(moved) if before != moved else size
+    return (dtypes.pop() if len(dtypes) == 1 else "mixed types"), total
 
 
-def _before_conversion(value: Instruction) -> str | None:
-    """The type that the compiler converted from, on the way back through moves; None where it did not.
+def _before_conversion(casts: _Casts, at: Instruction, index: int, moved: str) -> str | None:
+    """The type that the program sends: `moved`, unless the compiler converted it on the way; None where it may have.
 
-    A conversion of the program ends its name in `/convert_element_type`; XLA's own has another name, or none.
+    A conversion that the program asked for ends its name, or that of the collective, in `/convert_element_type`.
+    Widening is the compiler's where the result is converted back. Narrowing is where an argument is converted and the
+    program converts nothing; a result of arithmetic is of the type that the program gives it, however it was
+    accumulated.
     """
+    convert = _first(at.operands[index], "convert")
+    if convert is None or _cast(convert.op_name) or _cast(at.op_name):
+        return moved
+    before = convert.operands[0].shape.dtype
+    if not bits_of(before) or bits_of(before) == bits_of(convert.shape.dtype):
+        return moved
+    if bits_of(before) < bits_of(convert.shape.dtype):
+        return before if _restored(at, index, before) else moved
+    source = _first(convert.operands[0], "parameter")
+    if source is None or source.computation is not casts.module.entry:
+        return moved
+    return None if casts.any() else before
+
+
+def _cast(op_name: str) -> bool:
+    return any(primitive_of(name) == _CAST for name in names_of(op_name)) if op_name else False
+
+
+def _first(value: Instruction, opcode: str) -> Instruction | None:
+    """The first instruction of this opcode on the way back through moves; of `parameter` one that nothing is behind."""
     at: Instruction | None = value
     for _ in range(_MAX_WALK):
         if at is None or at.opcode in COLLECTIVES:
             return None
-        if at.opcode == "convert":
-            before, after = at.operands[0].shape.dtype, at.shape.dtype
-            own = at.op_name and primitive_of(at.op_name) == "convert_element_type"
-            if own or before == after:
-                return None
-            return before if bits_of(before) and bits_of(before) != bits_of(after) else None
-        at = _step(at)
+        before = _step(at)
+        if at.opcode == opcode and (opcode != "parameter" or before is None):
+            return at
+        at = before
     return None
 
 
+def _restored(at: Instruction, index: int, dtype: str) -> bool:
+    """Whether all that uses a result of a collective converts it to `dtype`, after moves at most."""
+    stack, seen, restored = [at], {at.id}, False
+    if len(at.operands) > 1 and at.shape.is_tuple and not at.opcode.endswith("-start"):
+        stack = [user for user in at.users if user.opcode != "get-tuple-element" or user.proto.tuple_index == index]
+    while stack:
+        value = stack.pop()
+        inside = value.computation
+        users = [*value.users]
+        if value is inside.root and len(inside.callers) == 1 and inside.callers[0].opcode in _FRAMES:
+            users += inside.callers[0].users
+        for user in users:
+            if user.opcode == "convert" and user.shape.dtype == dtype:
+                restored = True
+                continue
+            inner = [user]
+            if user.opcode in ("fusion", "call"):
+                given = user.called[0].parameters
+                inner = [given[number] for number, one in enumerate(user.operands) if one is value and number in given]
+            elif user.opcode not in _MOVES:
+                return False
+            for one in inner:
+                if len(seen) > _MAX_USES:
+                    return False
+                if one.id not in seen:
+                    seen.add(one.id)
+                    stack.append(one)
+    return restored
+
+
 def _step(at: Instruction) -> Instruction | None:
-    """One step back; into a loop's first value only where the loop does not change it."""
+    """One step back; into a loop's first value only where the loop does not change it, out of a loop into what its
+    body leaves there, and into what was stored in a stack.
+    """
+    if at.opcode == "get-tuple-element" and at.operands[0].opcode == "while":
+        root = at.operands[0].called[0].root
+        index = at.proto.tuple_index
+        return root.operands[index] if root.opcode == "tuple" and index < len(root.operands) else None
+    if at.opcode == "dynamic-update-slice":
+        return at.operands[1]
     if at.opcode == "get-tuple-element" and at.operands[0].opcode == "parameter":
         loops = [c for c in at.operands[0].computation.callers if c.opcode == "while"]
         if loops and not _kept(loops[0], at.proto.tuple_index):

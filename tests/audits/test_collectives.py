@@ -170,20 +170,42 @@ def test_a_gather_that_the_compiler_narrows(compiled):
     assert [finding["kind"] for finding in notes.findings] == ["collective_narrowed"]
 
 
-def test_a_cast_of_the_program_is_its_own():
-    """A conversion named `convert_element_type` was asked for: nothing is widened."""
-    for op_name, dtype in (("jit(f)/convert_element_type", "f32"), ("jit(f)/psum", "bf16"), ("", "bf16")):
-        made = ByHand()
-        made.computation("add")
-        one, two = (made.add("parameter", ("f32",), parameter_number=n) for n in (0, 1))
-        made.add("add", ("f32",), [one, two])
-        add = made.open.id
-        made.computation("entry")
-        given = made.add("parameter", ("bf16", 1024))
-        wide = made.add("convert", ("f32", 1024), [given], op_name=op_name)
-        made.add("all-reduce", ("f32", 1024), [wide], [add], channel_id=1, use_global_device_ids=True)
-        (row,), _, _ = read(Program("proto", "x", made.bytes(), "cpu"))
-        assert row["user_dtype"] == dtype
+@pytest.mark.parametrize(
+    ("op_name", "back", "dtype"),
+    [
+        ("jit(f)/psum", True, "bf16"), ("", True, "bf16"), ("jit(f)/psum", False, "f32"),
+        ("jit(f)/convert_element_type", True, "f32"), ("jit(f)/(a/convert_element_type:b/psum)", True, "f32"),
+    ],
+)  # fmt: skip
+def test_a_conversion_is_the_compilers_where_it_is_undone_and_has_no_name_of_a_cast(op_name, back, dtype):
+    made = ByHand()
+    made.computation("add")
+    one, two = (made.add("parameter", ("f32",), parameter_number=n) for n in (0, 1))
+    made.add("add", ("f32",), [one, two])
+    add = made.open.id
+    made.computation("entry")
+    given = made.add("parameter", ("bf16", 1024))
+    wide = made.add("convert", ("f32", 1024), [given], op_name=op_name)
+    summed = made.add("all-reduce", ("f32", 1024), [wide], [add], channel_id=1, use_global_device_ids=True)
+    made.add("convert", ("bf16", 1024), [summed]) if back else made.add("negate", ("f32", 1024), [summed])
+    (row,), _, notes = read(Program("proto", "x", made.bytes(), "cpu"))
+    assert row["user_dtype"] == dtype and len(notes.findings) == (dtype == "bf16")
+
+
+@pytest.mark.parametrize(("cast_elsewhere", "dtype"), [(False, "f32"), (True, None)])
+def test_a_narrowed_argument_is_the_compilers_only_where_the_program_casts_nothing(cast_elsewhere, dtype):
+    made = ByHand()
+    made.computation("entry")
+    given = made.add("parameter", ("f32", 8))
+    narrow = made.add("convert", ("bf16", 8), [given])
+    if cast_elsewhere:
+        made.add("convert", ("bf16", 8), [given], op_name="jit(f)/convert_element_type")
+    made.add("collective-permute", ("bf16", 8), [narrow], channel_id=1)
+    made.open.instructions[-1].source_target_pairs.add(source=0, target=1)
+    (row,), totals, notes = read(Program("proto", "x", made.bytes(), "tpu"))
+    assert (row["user_dtype"], row["user_bytes"]) == (dtype, None if cast_elsewhere else 32)
+    assert totals["total"]["user_bytes"] == row["user_bytes"]
+    assert [finding["kind"] for finding in notes.findings] == ([] if cast_elsewhere else ["collective_narrowed"])
 
 
 # Kinds ------------------------------------------------------------------------------------------------------------
