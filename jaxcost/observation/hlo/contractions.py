@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
 
-from jaxcost.observation.hlo.convolution import ConvolutionCount, count_convolution, count_unpadded
+from jaxcost.observation.hlo.convolution import ConvolutionCount, count_convolution, count_unpadded, cut_of
 from jaxcost.observation.hlo.kernels import declared_by
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
@@ -310,6 +310,9 @@ class _Reader:
             alike = pad.shape.dims == first
             before = pad.operands[0].shape.dims
             logical = count_unpadded(before, rhs, out, at.proto, pad.proto.padding_config) if alike else None
+        cut = cut_of(at) if lhs is result else None
+        if cut is not None and len(cut[0]) == len(lhs):
+            logical = count_unpadded(cut[0], rhs, out, at.proto, cut[1])
         return replace(self.row(at, count.flops, count), logical_flops=logical)
 
     # What the compiler did to it ----------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.hlo.schema import Proto, message, rejected
 
 _MAX_TAPS = 1 << 22  # beyond this a window is not counted tap by tap; the largest met has 4096
+_MOST_READERS = 256  # of one result; a cut has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +156,37 @@ def count_unpadded(
         window.padding_high += edge.edge_padding_high
         window.base_dilation = (window.base_dilation or 1) * (edge.interior_padding + 1)
     return count_convolution(before, rhs, out, bare).flops
+
+
+def cut_of(at: Instruction) -> tuple[tuple[int, ...], Proto] | None:
+    """What is left of a library call's result where every reader sees it through one cut of the call's own name: the
+    sizes kept, and the borders cut away as a padding. So a gradient is made of an input that the compiler padded. None
+    where anything else reads the result, or the cuts differ.
+    """
+    readers = [(at, user) for user in at.users]
+    cuts: dict[tuple[tuple[int, int, int], ...], tuple[Instruction, Instruction]] = {}
+    for _ in range(_MOST_READERS):
+        if not readers:
+            break
+        value, user = readers.pop()
+        if user.opcode == "get-tuple-element" and user.number:
+            continue  # the workspace
+        if user.opcode in ("get-tuple-element", "bitcast", "copy") and user.users:
+            readers += [(user, further) for further in user.users]
+        elif user.opcode == "fusion":
+            for inner in user.called[0].parameters.values():
+                if user.operands[inner.number] is value:
+                    readers += [(inner, further) for further in inner.users]
+        elif user.opcode == "slice" and user.op_name == at.op_name:
+            cuts[tuple((c.start, c.limit, c.stride) for c in user.proto.slice_dimensions)] = (value, user)
+        else:
+            return None
+    if len(cuts) != 1 or readers:
+        return None
+    ((bounds, (value, cut)),) = cuts.items()
+    if any(stride > 1 for _, _, stride in bounds) or len(bounds) != len(value.shape.dims):
+        return None
+    borders = message("PaddingConfig")
+    for (start, limit, _), size in zip(bounds, value.shape.dims, strict=True):
+        borders.dimensions.add(edge_padding_low=start, edge_padding_high=size - limit)
+    return cut.shape.dims, borders

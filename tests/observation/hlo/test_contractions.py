@@ -201,6 +201,20 @@ def test_cudnn_convolutions_permute_the_roles():
     assert reading.contractions.by_phase["backward"].value == 2 * once
 
 
+@pytest.mark.cuda
+def test_a_gradient_of_an_input_padded_for_the_library_is_cut_to_size():
+    def conv(x, w):
+        return jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    # 16 pixels and a stride of 2 need one pixel at the far end: written out before, and cut away behind.
+    x, w = array(4, 16, 16, 16), array(3, 3, 16, 32)
+    inside = 2 * brute_pairs(3, 16, 8, 2, 0, 1, 1) ** 2 * 16 * 32 * 4
+    grad = jax.grad(lambda x, w: jnp.sum(conv(x, w) ** 2))
+    rows = read_hlo(dump_cuda(grad, x, w), platform="cuda").contractions.rows
+    assert [row.logical_flops for row in rows] == [inside] * 2
+    assert all(row.flops > inside for row in rows)
+
+
 def one_window(**window: int):
     """A convolution over one dimension, of [batch, feature, space] and [space, feature in, feature out]."""
     proto = message("HloInstructionProto")
