@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from math import gcd
 
 from jaxcost.observation.hlo.module import Instruction
+from jaxcost.observation.hlo.origins import source_of
 from jaxcost.observation.hlo.schema import Proto, message, rejected
 
 _MAX_TAPS = 1 << 22  # beyond this a window is not counted tap by tap; the largest met has 4096
 _MOST_READERS = 256  # of one result; a cut has one
+_SAME_ORDER = frozenset(["bitcast", "copy"])
+_ANY_ORDER = frozenset(["bitcast", "copy", "transpose", "reshape"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,25 +166,12 @@ def cut_of(at: Instruction) -> tuple[tuple[int, ...], Proto] | None:
     sizes kept, and the borders cut away as a padding. So a gradient is made of an input that the compiler padded. None
     where anything else reads the result, or the cuts differ.
     """
-    readers = [(at, user) for user in at.users]
     cuts: dict[tuple[tuple[int, int, int], ...], tuple[Instruction, Instruction]] = {}
-    for _ in range(_MOST_READERS):
-        if not readers:
-            break
-        value, user = readers.pop()
-        if user.opcode == "get-tuple-element" and user.number:
-            continue  # the workspace
-        if user.opcode in ("get-tuple-element", "bitcast", "copy") and user.users:
-            readers += [(user, further) for further in user.users]
-        elif user.opcode == "fusion":
-            for inner in user.called[0].parameters.values():
-                if user.operands[inner.number] is value:
-                    readers += [(inner, further) for further in inner.users]
-        elif user.opcode == "slice" and user.op_name == at.op_name:
-            cuts[tuple((c.start, c.limit, c.stride) for c in user.proto.slice_dimensions)] = (value, user)
-        else:
+    for value, user in readers(at, _SAME_ORDER):
+        if user.opcode != "slice" or user.op_name != at.op_name:
             return None
-    if len(cuts) != 1 or readers:
+        cuts[tuple((c.start, c.limit, c.stride) for c in user.proto.slice_dimensions)] = (value, user)
+    if len(cuts) != 1:
         return None
     ((bounds, (value, cut)),) = cuts.items()
     if any(stride > 1 for _, _, stride in bounds) or len(bounds) != len(value.shape.dims):
@@ -190,3 +180,52 @@ def cut_of(at: Instruction) -> tuple[tuple[int, ...], Proto] | None:
     for (start, limit, _), size in zip(bounds, value.shape.dims, strict=True):
         borders.dimensions.add(edge_padding_low=start, edge_padding_high=size - limit)
     return cut.shape.dims, borders
+
+
+def diagonal_groups(at: Instruction) -> int:
+    """How many groups of a convolution were multiplied densely, each with every other: of its result only the entries
+    where two counters agree (input feature = output feature) are kept, and the window over the rest is summed away. So
+    XLA writes the gradient of a depthwise kernel for CPUs. 1 where the result is read in any other way.
+    """
+    kept = readers(at, _ANY_ORDER)
+    if len(kept) != 1 or kept[0][1].opcode != "select":
+        return 1
+    masked = kept[0][1]
+    mask = source_of(masked.operands[0], frozenset(["compare"]))
+    if mask.opcode != "compare" or mask.proto.comparison_direction != "EQ":
+        return 1
+    if [source_of(side, frozenset(["iota"])).opcode for side in mask.operands] != ["iota", "iota"]:
+        return 1
+    summed = readers(masked, _ANY_ORDER)
+    if len(summed) != 1 or summed[0][1].opcode != "reduce-window":
+        return 1
+    groups, rest = divmod(at.shape.size, max(1, summed[0][1].shape.size))
+    return groups if rest == 0 and groups in at.shape.dims else 1
+
+
+def readers(at: Instruction, through: frozenset[str]) -> list[tuple[Instruction, Instruction]]:
+    """(what is read, who reads it) of a value, behind fusions, the first element of a tuple and opcodes of `through`.
+    Empty where the program returns it, or there are too many.
+    """
+    found: list[tuple[Instruction, Instruction]] = []
+    waiting = [at]
+    for _ in range(_MOST_READERS):
+        if not waiting:
+            return found
+        value = waiting.pop()
+        if value is value.computation.root:
+            callers = value.computation.callers
+            if len(callers) != 1 or callers[0].opcode != "fusion":
+                return []
+            waiting.append(callers[0])
+        for user in value.users:
+            if user.opcode == "fusion":
+                bound = user.called[0].parameters.values()
+                waiting += [inner for inner in bound if user.operands[inner.number] is value]
+            elif user.opcode in through:
+                waiting.append(user)
+            elif user.opcode != "get-tuple-element":
+                found.append((value, user))
+            elif user.number == 0:
+                waiting.append(user)
+    return []

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from jaxcost.observation.hlo.amounts import Amount, Key, Sums
 from jaxcost.observation.hlo.contractions import Contraction, Opaque, placed
+from jaxcost.observation.hlo.convolution import diagonal_groups
 from jaxcost.observation.hlo.kernels import Kind, Work, host_transfer, work_of
 from jaxcost.observation.hlo.module import Computation, Instruction
 from jaxcost.observation.hlo.opcodes import KNOWN_OPCODES
@@ -259,8 +260,12 @@ def _precision(at: Instruction, platform: str) -> tuple[str, int]:
 
 def _active(flops: int, at: Instruction) -> int | None:
     """FLOPs that the groups of a ragged product need, where it was compiled densely: an operand then has a part for
-    every group, and of part g only the rows from end[g - 1] to end[g] are not masked to zero.
+    every group, and of part g only the rows from end[g - 1] to end[g] are not masked to zero. A convolution's groups
+    can be multiplied densely too.
     """
+    if at.opcode == "convolution":
+        groups = diagonal_groups(at)
+        return flops // groups if groups > 1 else None
     for operand in at.operands[:2]:
         masked = source_of(operand, _SELECT)
         groups = _groups(masked.operands[0]) if masked.opcode == "select" else 0

@@ -166,6 +166,8 @@ def _programs() -> dict[str, tuple[Any, ...]]:
         **{f"conv {name}": (convolution(name), ("f32", *given[0]), ("f32", *given[1]))
            for name, given in CONVOLUTIONS.items()},
         "conv grad": (square_loss(convolution("plain"), 0, 1), ("f32", 2, 9, 11, 8), ("f32", 3, 3, 8, 16)),
+        "depthwise grad": (square_loss(convolution("depthwise"), 1), ("f32", 2, 9, 11, 8), ("f32", 3, 3, 1, 8)),
+        "multiplied grad": (square_loss(convolution("multiplied"), 1), ("f32", 2, 9, 11, 8), ("f32", 3, 3, 1, 16)),
     }  # fmt: skip
 
 

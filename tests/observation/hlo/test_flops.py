@@ -177,6 +177,21 @@ def test_gradients_of_a_convolution_cost_what_it_costs(programs, target):
     assert found.by_phase["backward"].value == 2 * found.by_phase["forward"].value
 
 
+def test_the_gradient_of_a_depthwise_kernel_is_multiplied_densely_on_a_cpu(programs):
+    found = programs.flops("depthwise grad")
+    once = 2 * taps("depthwise")
+    assert (found.total, found.active.value) == ((1 + 8) * once, 2 * once)
+    (dense,) = found.dense_groups
+    assert (dense.groups, dense.active.value) == (8, once)
+    # With two outputs for each input XLA writes the groups as a batch, and nothing is multiplied in vain.
+    assert programs.flops("multiplied grad").dense_groups == ()
+
+
+@pytest.mark.cuda
+def test_cudnn_multiplies_the_groups_of_a_depthwise_kernel_alone(programs):
+    assert programs.flops("depthwise grad", "h100:1").dense_groups == ()
+
+
 def test_a_library_layout_that_cuts_features_in_blocks_is_unknown():
     program = Program()
     program.computation("entry")
