@@ -105,7 +105,7 @@ def _findings(work: FlopCount, notes: Notes) -> None:
         if group.flops.value is None or group.active.value is None:
             continue
         text = (
-            f"{group.name} is a ragged product compiled dense over {group.groups} groups under a mask: "
+            f"{group.name} is a product of groups compiled dense over {group.groups} groups under a mask: "
             f"{group.flops.value} FLOPs are executed, {group.active.value} belong to a row's own group"
         )
         notes.find("compiled_dense", text, where=group.scope or group.name, flops=group.flops.value)
