@@ -112,7 +112,7 @@ def _kernel(at: Instruction) -> Work:
 def _attention(at: Instruction) -> Work | None:
     config = at.backend_config().get("cudnn_fmha_backend_config")
     scores = _scores(config) if isinstance(config, dict) else None
-    if not isinstance(config, dict) or not scores or len(scores) < 2:
+    if not isinstance(config, dict) or not scores or len(scores) < 2 or not at.operands:
         return None
     rows, pairs = prod(scores[:-1]), prod(scores)
     made = list(at.shape.leaves())

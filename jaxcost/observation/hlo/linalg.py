@@ -340,7 +340,7 @@ def _fft(at: Instruction) -> LibraryCount:
     lengths = [int(length) for length in at.proto.fft_length]
     points = prod(lengths)
     real = at.proto.fft_type in (2, 3)  # RFFT and IRFFT
-    whole = at.operands[0].shape if at.proto.fft_type != 3 else at.shape  # the side with `lengths` points
+    whole = at.operands[0].shape if at.proto.fft_type != 3 and at.operands else at.shape  # the side of `lengths` points
     if not lengths or min(lengths) < 0 or list(whole.dims[len(whole.dims) - len(lengths) :]) != lengths:
         return LibraryCount("fft", FFT_CONVENTION, None, None, "its lengths are not those of its shapes")
     transforms = prod(whole.dims[: len(whole.dims) - len(lengths)])

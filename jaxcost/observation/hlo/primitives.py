@@ -20,6 +20,7 @@ from jaxcost.observation.hlo.convolution import valid_pairs
 from jaxcost.observation.hlo.kernels import ELEMENTWISE_TARGETS, work_of
 from jaxcost.observation.hlo.module import Computation, Instruction
 from jaxcost.observation.hlo.reading import Graph
+from jaxcost.observation.hlo.schema import agreeing
 from jaxcost.observation.hlo.shapes import Shape
 from jaxcost.observation.hlo.trips import ZERO
 
@@ -66,8 +67,12 @@ class Primitives:
 
 
 def count_primitives(graph: Graph) -> Primitives:
-    """Count the primitive operations of a module, in one pass over its instructions."""
-    return _Counter(graph).count()
+    """Count the primitive operations of a module, in one pass over its instructions.
+
+    Raises RejectedError where parts of the module contradict each other.
+    """
+    with agreeing():
+        return _Counter(graph).count()
 
 
 def kind_of(name: str, dtype: str) -> str:
@@ -123,8 +128,8 @@ class _Counter:
                 continue
             name = _ELEMENTWISE.get(at.opcode)
             if name is not None:
-                shape = at.shape if not at.shape.is_tuple else at.shape.elements[0]
-                of = at.operands[0].shape if at.opcode in _OF_OPERAND else shape
+                shape = at.shape if not at.shape.is_tuple else next(at.shape.leaves(), at.shape)
+                of = at.operands[0].shape if at.opcode in _OF_OPERAND and at.operands else shape
                 found_here: Iterable[tuple[str, int]] = ((kind_of(name, of.dtype), shape.size),)
             elif at.opcode in _RARER:
                 found_here = self.of(at)
@@ -149,7 +154,7 @@ class _Counter:
         elif opcode == "rng-bit-generator":
             yield "rng", next((leaf.size for leaf in reversed(list(at.shape.leaves()))), 0)
         elif opcode == "topk":
-            yield "topk", at.operands[0].shape.size
+            yield "topk", _searched(at)
         elif opcode == "custom-call":
             yield from self._call(at)
 
@@ -177,7 +182,9 @@ class _Counter:
                 self.hidden[f"{at.name} (a window too large to walk)"] = None
             else:
                 yield from self._applied(at, 0, pairs - made.size)
-        else:  # select-and-scatter: one choice in each window of the operand, one addition per element of the source
+        elif (
+            len(at.operands) > 1
+        ):  # select-and-scatter: one choice in each window of the operand, one addition per element of the source
             source = at.operands[1].shape
             pairs = _window_pairs(at, first, source)
             if pairs is not None:
@@ -208,11 +215,15 @@ class _Counter:
         if any(part in target for part in _RANDOM):
             yield "rng", sum(leaf.size for leaf in at.shape.leaves())
         elif "TopK" in target or "topk" in target or target == "PartialReduce":
-            yield "topk", at.operands[0].shape.size
+            yield "topk", _searched(at)
         elif "Sort" in target:
-            yield "sort", at.operands[0].shape.size
+            yield "sort", _searched(at)
         elif "softmax" in target or "norm" in target:
             self.hidden[target] = None
+
+
+def _searched(at: Instruction) -> int:
+    return at.operands[0].shape.size if at.operands else 0
 
 
 def _hides(at: Instruction, target: str) -> bool:

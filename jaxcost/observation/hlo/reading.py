@@ -12,7 +12,7 @@ from jaxcost.observation.hlo.contractions import Contractions, read_contractions
 from jaxcost.observation.hlo.memory import Memory, read_memory, result_table_bytes
 from jaxcost.observation.hlo.module import Module, not_collecting, read_module
 from jaxcost.observation.hlo.origins import Places
-from jaxcost.observation.hlo.schema import Proto, rejected, split
+from jaxcost.observation.hlo.schema import Proto, agreeing, rejected, split
 from jaxcost.observation.hlo.scope import scope_parts
 from jaxcost.observation.hlo.traffic import Traffic, read_traffic
 from jaxcost.observation.hlo.trips import Conditional, Executions, Loop, Total, read_executions
@@ -161,20 +161,11 @@ def read_graph(
     for name, count in (trips or {}).items():
         if type(count) is not int or count < 0:
             raise rejected(f"trips.{name}", count, "a trip count is a whole number, 0 or more", "correct it")
-    try:
-        with not_collecting():
-            return _read(
-                bytes(hlo_bytes), platform, mesh, scopes_kept=scope_parts(scopes), trips=trips,
-                devices_per_node=devices_per_node, general=general,
-            )  # fmt: skip
-    except (LookupError, ValueError, ArithmeticError, RecursionError) as error:
-        # Damage that every structural check let through still shows as an impossible index or size further on.
-        raise rejected(
-            "hlo",
-            f"{type(error).__name__}: {error}",
-            "the parts of a module must agree with each other",
-            "the dump is damaged: dump the module again",
-        ) from error
+    with agreeing(), not_collecting():
+        return _read(
+            bytes(hlo_bytes), platform, mesh, scopes_kept=scope_parts(scopes), trips=trips,
+            devices_per_node=devices_per_node, general=general,
+        )  # fmt: skip
 
 
 def _read(

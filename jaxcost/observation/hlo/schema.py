@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -54,6 +57,20 @@ COLUMNS = (
 def rejected(path: str, value: object, rule: str, remedy: str) -> RejectedError:
     """One problem as an error ready to raise."""
     return RejectedError((Problem(path, value, rule, remedy),))
+
+
+@contextmanager
+def agreeing() -> Iterator[None]:
+    """Reject a module whose parts contradict each other further on than any structural check looks: damage that shows
+    as an impossible index or size.
+    """
+    try:
+        yield
+    except (LookupError, ValueError, ArithmeticError, RecursionError) as error:
+        raise rejected(
+            "hlo", f"{type(error).__name__}: {error}", "the parts of a module must agree with each other",
+            "the dump is damaged: dump the module again",
+        ) from error  # fmt: skip
 
 
 def schema(form: Form = "full") -> Schema:
@@ -180,14 +197,20 @@ def parse(data: bytes) -> tuple[Proto, Proto | None]:
     raise _refused(data)
 
 
-class Split(NamedTuple):
-    """A module whose instructions are still bytes, its buffer assignment (None: absent), and the fields that the table
-    does not know, with how often each occurs.
+@dataclass(eq=False)
+class Split:
+    """A module whose instructions are still bytes, the fields that the table does not know with how often each occurs,
+    and the bytes of its buffer assignment (None: absent).
     """
 
     module: Proto
-    assignment: Proto | None
     unknown: Counter[str]
+    packed_assignment: bytes | None
+
+    @cached_property
+    def assignment(self) -> Proto | None:
+        """The BufferAssignmentProto, decoded when it is first asked for; None without one."""
+        return None if self.packed_assignment is None else message("BufferAssignmentProto", self.packed_assignment)
 
 
 def split(data: bytes) -> Split:
@@ -205,8 +228,7 @@ def split(data: bytes) -> Split:
         if merged is None:
             continue
         packed = name == "HloProto" and merged.HasField("buffer_assignment")
-        assignment = message("BufferAssignmentProto", outer.buffer_assignment) if packed else None
-        return Split(module, assignment, unknown_fields(merged))
+        return Split(module, unknown_fields(merged), outer.buffer_assignment if packed else None)
     raise _refused(data)
 
 
