@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jaxcost.audits import attribution
@@ -19,7 +20,7 @@ from jaxcost.observation.hlo.frames import MOST_FRAMES, Frame, Stacks, user_fram
 from jaxcost.observation.sources import Program
 from jaxcost.observation.targets import parse_target
 from tests.observation.hlo.building import Program as Module
-from tests.observation.hlo.building import dot, loop
+from tests.observation.hlo.building import array, dot, dump, loop
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = {
@@ -245,6 +246,30 @@ def test_a_loop_nobody_counted_leaves_what_is_certain_and_names_the_rest() -> No
     nodes = {node["name"]: node["total"].get("flops", 0) for node in found["scopes"]}
     assert nodes["head"] == 60 and nodes["program"] == {"minimum": total.minimum, "maximum": None}
     assert least(nodes["layers"]) in (0, 60) and nodes["layers"]["maximum"] is None
+
+
+def test_a_conditional_leaves_an_interval_and_not_the_sum_of_its_branches() -> None:
+    def step(which: Any, x: Any, w: Any) -> Any:
+        def wide(x: Any) -> Any:
+            with jax.named_scope("wide"):
+                return x @ w @ w.T
+
+        def narrow(x: Any) -> Any:
+            with jax.named_scope("narrow"):
+                return (x[:, :2] @ w[:2, :1]) * jax.numpy.ones_like(x)
+
+        with jax.named_scope("either"):
+            return jax.lax.cond(which > 0, wide, narrow, x)
+
+    hlo, _ = dump(step, array(), array(8, 16), array(16, 32))
+    evidence = evidence_of(hlo, "cpu:1")
+    found = section(evidence)
+    whole = evidence.work.amount
+    assert whole.value is None and whole.maximum == 2 * 2 * 8 * 16 * 32
+    for tree in ("scopes", "calls"):
+        assert found[tree][0]["total"]["flops"] == {"minimum": whole.minimum, "maximum": whole.maximum}
+    totals = {node["name"]: node["total"].get("flops") for node in found["scopes"]}
+    assert totals["either"] == totals["program"] and totals["wide"] == {"minimum": 0, "maximum": whole.maximum}
 
 
 def test_a_smaller_tree_has_the_same_sums() -> None:
