@@ -117,6 +117,9 @@ def _refused(argument: Bound, results: list[Returned], evidence: Evidence, offer
     if free:
         said = "it was offered to the compiler, which did not use it" if offered else "the compiler kept them apart"
         return "dropped", f"result {_name(free[0])} is as large, but {said}"
+    fitting = [r for r in results if (r.shape.dtype, r.shape.size) == (shape.dtype, shape.size)]
+    if fitting:
+        return "taken", f"result {_name(fitting[0])}, {fitting[0].shape}, takes over another argument"
     elements = [r for r in results if r.shape.size == shape.size and not r.shape.is_tuple]
     if elements:
         other = elements[0]

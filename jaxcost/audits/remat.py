@@ -158,7 +158,7 @@ def _region(
     return Change(
         "checkpoint", pattern, f"wrap {pattern} in jax.checkpoint",
         f"{taken} bytes made in {len(scopes)} regions {pattern} wait for the backward pass; what enters one is kept",
-        "upper", tuple(edits), assumptions=("the compiler keeps the recomputation where the checkpoint puts it",),
+        "estimate", tuple(edits), assumptions=("the compiler keeps the recomputation where the checkpoint puts it",),
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ compiler given the changed program makes a new plan. `bound` says what that make
 
     exact      the plan stays as it is but for this memory
     interval   between `at_least_bytes` and `saves_bytes`; `expected_bytes` is what the plan at hand says, where it does
-    upper      at most `saves_bytes`; what the change itself costs in memory is not known
+    upper      at most `saves_bytes`, where the rest of the plan stays; what the change itself costs is not known
+    estimate   near `saves_bytes`, on either side: the compiler plans the changed region anew
 
     replay = Replay.of(evidence)
     replay.peak([Edit(first, end, -bytes)], resident=-bytes)
@@ -31,7 +32,7 @@ from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.hlo.purposes import Purposes
 from jaxcost.observation.hlo.scope import Place
 
-Bound = Literal["exact", "interval", "upper"]
+Bound = Literal["exact", "interval", "upper", "estimate"]
 
 
 @dataclass(frozen=True, slots=True)
