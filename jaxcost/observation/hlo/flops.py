@@ -19,6 +19,7 @@ from jaxcost.observation.hlo.module import Computation, Instruction
 from jaxcost.observation.hlo.opcodes import KNOWN_OPCODES
 from jaxcost.observation.hlo.origins import source_of
 from jaxcost.observation.hlo.reading import Graph, HloReading
+from jaxcost.observation.hlo.schema import agreeing
 from jaxcost.observation.hlo.scope import primitive_of
 from jaxcost.observation.hlo.trips import ZERO, Total, exact
 
@@ -150,7 +151,15 @@ class FlopCount:
 
 
 def count_flops(reading: HloReading, graph: Graph) -> FlopCount:
-    """Everything executed that has FLOPs, and what cannot be told, from a reading and its graph."""
+    """Everything executed that has FLOPs, and what cannot be told, from a reading and its graph.
+
+    Raises RejectedError where parts of the module contradict each other.
+    """
+    with agreeing():
+        return _count(reading, graph)
+
+
+def _count(reading: HloReading, graph: Graph) -> FlopCount:
     rows, unknowns = _rows(reading, graph)
     places: dict[int, list[tuple[str, int]]] = {}
     for row in reading.contractions.rows:
@@ -268,7 +277,7 @@ def _active(flops: int, at: Instruction) -> int | None:
         return flops // groups if groups > 1 else None
     for operand in at.operands[:2]:
         masked = source_of(operand, _SELECT)
-        groups = _groups(masked.operands[0]) if masked.opcode == "select" else 0
+        groups = _groups(masked.operands[0]) if masked.opcode == "select" and masked.operands else 0
         if groups > 1 and flops % groups == 0:
             return flops // groups
     return None
