@@ -11,15 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.audits.flops import amount_value
 from jaxcost.observation.hlo.amounts import Amount
 from jaxcost.observation.hlo.flops import FlopRow
+from jaxcost.observation.hlo.linalg import fft_flops
+from jaxcost.observation.hlo.origins import source_of
 from jaxcost.observation.hlo.scope import primitive_of
 
 LISTED = 100
+_RFFT, _IRFFT = 2, 3  # fft_type of an instruction
 _EVIDENCE = 8  # names listed for one reason
 _HOST = frozenset("pure_callback io_callback debug_callback debug_print".split())
 
@@ -148,6 +152,7 @@ def _reasons(evidence: Evidence, data: Mapping[str, Any], devices: int) -> list[
     for place in {*compiled, *equations}:
         mine, theirs = compiled.get(place, []), equations.get(place, [])
         found += _routines(place, mine, theirs, devices)
+        found += _passes(evidence, place, mine, devices)
         found += _kernels(place, mine, data, devices)
         found += _convolutions(place, mine, theirs, devices)
         if devices > 1:
@@ -200,6 +205,28 @@ def _routines(place: Place, mine: list[FlopRow], theirs: list[Mapping[str, Any]]
         if row.total.value is not None:
             text = "a product the compiler writes in place of a routine"
             yield Reason("expanded", place, row.total.value * devices, text, (row.name,))
+
+
+def _passes(evidence: Evidence, place: Place, mine: list[FlopRow], devices: int) -> Iterable[Reason]:
+    """A Fourier transform over several axes that the compiler makes one after the other: both by the convention, less
+    the whole by it.
+    """
+    instructions = evidence.graph.module.instructions
+    transforms = {row.id: row for row in mine if row.opcode == "fft"}
+    for row in transforms.values():
+        at = instructions[row.id]
+        first = transforms.get(source_of(at.operands[0]).id)
+        if first is None or first.op_name != row.op_name or row.executions.value is None:
+            continue
+        before = instructions[first.id]
+        points = prod((*before.proto.fft_length, *at.proto.fft_length))
+        side = at.shape if at.proto.fft_type == _IRFFT else before.operands[0].shape
+        whole = (
+            side.size // points * fft_flops(points, real=at.proto.fft_type == _IRFFT or before.proto.fft_type == _RFFT)
+        )
+        more = (first.flops + row.flops - whole) * row.executions.value * devices
+        text = "a Fourier transform over several axes is made one after the other"
+        yield Reason("split_transform", place, more, text, (first.name, row.name))
 
 
 def _kernels(place: Place, mine: list[FlopRow], data: Mapping[str, Any], devices: int) -> Iterable[Reason]:
@@ -294,7 +321,9 @@ def _removed(
                 gone.setdefault(kind, []).append((equation, left_out))
         for kind, equations in gone.items():
             flops = sum(times * equation["flops"] for equation, times in equations)
-            names = elementwise if kind == "strength_reduced" else kept
+            names = kept
+            if kind == "strength_reduced":  # a multiply may have no name of its own left: then the equation's
+                names = elementwise or tuple(dict.fromkeys(e["name"] or e["primitive"] for e, _ in equations))
             yield Reason(kind, place, -flops, _text(kind, equations, names), names)
 
 
@@ -328,8 +357,7 @@ def _text(kind: str, equations: list[tuple[Mapping[str, Any], int]], kept: tuple
     if len(equations) > 1:
         what += f" and {len(equations) - 1} equations like it"
     if kind == "strength_reduced":
-        found = ", ".join(kept[:_EVIDENCE]) or "a multiply without its name"
-        return f"{what} became multiply and reduce: executed, and part of no product; the module has {found}"
+        return f"{what} became multiply and reduce: executed, and part of no product ({', '.join(kept[:_EVIDENCE])})"
     left = f"the module keeps {', '.join(kept[:_EVIDENCE])} here" if kept else "the module holds none of them here"
     why = {
         "dead_code": "nobody reads the result",
