@@ -240,3 +240,19 @@ def test_one_kernel_more_and_the_total_is_gone():
     assert count_flops(*read_graph(program.bytes(), platform="cuda")).total == 48
     program.add("custom-call", ("f32", 2), [], custom_call_target="mystery")
     assert count_flops(*read_graph(program.bytes(), platform="cuda")).total is None
+
+
+@pytest.mark.parametrize("shape", [("f32",), ("f32", 0), ("f32", 4, 4), ("s32", 3), ("c64", 2, 3, 5)])
+@pytest.mark.parametrize("count", [0, 1, 2, 4])
+def test_a_call_whose_operands_are_not_its_own_is_counted_or_unknown(shape, count):
+    scores = {"intermediate_tensor_shape": {"dimensions": ["2", "2"]}}
+    for target in (
+        "TopK", "lapack_sgetrf_ffi", "lapack_sorgqr_ffi", "lapack_sgtsv_ffi", "blas_strsm", "cusolver_syrk_ffi",
+        "cu_cholesky_update_ffi", "CompactWyHelper", "EighTpu", "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward",
+        "__cublas$lt$matmul", "__cublas$lt$groupedMatmul", "__cudnn$blockScaledDot", "__onednn$matmul",
+        "__cudnn$convForward", "cu_threefry2x32_ffi", "tpu_custom_call",
+    ):  # fmt: skip
+        for config in (None, b"\xff", {"cudnn_fmha_backend_config": scores}):
+            found = call(target, [shape] * count, [shape], config)
+            assert (found.total is None) == any(unknown.voids for unknown in found.unknowns)
+            assert found.minimum >= 0
