@@ -33,7 +33,7 @@ def zoo_program() -> Callable[[str], Program]:
         try:
             metadata.version(entry.package)
         except metadata.PackageNotFoundError:
-            pytest.skip(f"{entry.package} is not installed; add it with: pip install -e '.[zoo]'")
+            pytest.skip(f"{entry.package} is not installed; add it with: pip install -e '.[dev]'")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return entry.build()

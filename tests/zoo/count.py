@@ -7,7 +7,7 @@ products summed into it, so the sum of the outputs is the number of multiply-add
 No formula over shapes, no derived trip count and no compiled module takes part.
 
     counted = count(step, arguments)
-    counted.flops                         2 x multiply-adds of everything executed
+    counted.total                         2 x multiply-adds of everything executed, and Fourier transforms
     counted.rows                          one per contraction of the program: primitive, shapes, times, multiply-adds
 
 A dead contraction, whose result reaches no output, is executed by no compiler: `live` removes it first. Contractions of
@@ -62,6 +62,15 @@ class Counted:
     def flops(self) -> int:
         """FLOPs of dots and convolutions, one multiply-add being two."""
         return sum(row.flops for row in self.rows)
+
+    @property
+    def total(self) -> int:
+        """The same with Fourier transforms at 5 N log2 N, half of that between real and complex data."""
+        return self.flops + sum(
+            number
+            * round(5 * math.prod(lengths) * math.log2(math.prod(lengths)) / (1 if kind in ("FFT", "IFFT") else 2))
+            for kind, lengths, number in self.transforms
+        )
 
 
 def count(

@@ -96,6 +96,7 @@ def test_transforms_are_named():
     counted = count(lambda x: jnp.fft.rfft2(x), (floats(3, 8, 10),))
     assert counted.flops == 0
     assert counted.transforms == (("RFFT", (8, 10), 3),)
+    assert count(lambda x: jnp.fft.fft(x + 0j), (floats(3, 8),)).total == 3 * 5 * 8 * 3
 
 
 def test_what_is_not_known_is_refused():
@@ -137,7 +138,7 @@ def _resnet50() -> Program:
 def _mobilenet_v1() -> Program:
     import haiku as hk
 
-    # Haiku does not pad at the first convolution, the paper does: two pixels more give the paper's shapes from there on.
+    # Haiku does not pad at the first convolution, the paper does: with two pixels more, shapes are the paper's.
     return _haiku(lambda: hk.nets.MobileNetV1(num_classes=1000), pixels=226)
 
 
