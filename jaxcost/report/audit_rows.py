@@ -110,7 +110,7 @@ def collectives(document: Mapping[str, Any]) -> list[Collective]:
     """Return the collectives by kind and axes, those that move most first."""
     groups: dict[tuple[str, str, int, str], list[Mapping[str, Any]]] = {}
     for row in rows_of(document.get("collectives")):
-        axes = ", ".join(row["axes"]) if row.get("axes") else "unnamed"
+        axes = ", ".join(row["axes"]) if row.get("axes") else str(row.get("layout") or "unnamed")
         key = (str(row["kind"]), axes, int(row.get("group_size") or 0), str(row.get("link") or ""))
         groups.setdefault(key, []).append(row)
     found = [

@@ -349,7 +349,8 @@ def collectives(document: Mapping[str, Any]) -> str:
     ) + more(len(single), len(listed))
     totals = gather.table_of(document.get("collective_totals"))
     links = gather.table_of(totals.get("by_link"))
-    rest = f"<h3>inside and between nodes or slices</h3>{plain_data(links)}" if links and several else ""
+    sums_by_link = [{"link": name, **gather.table_of(found)} for name, found in links.items()]
+    rest = f"<h3>inside and between nodes or slices</h3>{plain_data(sums_by_link)}" if links and several else ""
     sent = f"; sent: {totals['wire']}" if totals.get("wire") else ""
     note = escape(f"of one device in one step, trips included; payload: the whole array that moves{sent}")
     return (
