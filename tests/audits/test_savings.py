@@ -59,6 +59,8 @@ def test_a_donation_saves_what_was_said(pool, target, name):
     for argument, row in proposed.items():
         again = audit(function, *arguments, target=target, pool=pool, donate_argnums=names.index(argument)).memory
         assert holds(row, before, again), (argument, row, again["live_peak_bytes"])
+        wrong = {**row, "saves_bytes": before["live_peak_bytes"] - again["live_peak_bytes"] - 1}
+        assert not holds(wrong, before, again), "the check can fail"
 
 
 @pytest.mark.parametrize("target", ["cpu", CUDA])
