@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from jaxcost.audits.exports import TITLES
 from jaxcost.audits.tree import COLUMNS, UNITS, most
 from jaxcost.report import audit_rows as gather
-from jaxcost.report.console import console, table
+from jaxcost.report.console import console, printable, table
 from jaxcost.report.numbers import about, exact
 from jaxcost.report.tables import line
 
@@ -58,7 +59,7 @@ def _head(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         line(out, f"the compiler refuses: {document['program']['refused']}", style="bold red")
     made = table("of one device, one step", "", "exact", right=("", "exact"), optional=("exact",))
     for name, value, unit in gather.headline(document):
-        made.add_row(name, size(value, unit), size(value, unit, whole=True))
+        _row(made, name, size(value, unit), size(value, unit, whole=True))
     out.print(made)
     reason = document["flops"].get("reason")
     if reason:
@@ -85,7 +86,7 @@ def _flops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         for key, value in gather.table_of(section.get(name)).items():
             if value != 0:
                 part = _percent(value, whole)
-                made.add_row(str(key).replace("_", " "), size(value, "FLOPs"), size(value, "FLOPs", True), part)
+                _row(made, str(key).replace("_", " "), size(value, "FLOPs"), size(value, "FLOPs", True), part)
         if made.row_count:
             made.add_section()
     if made.row_count:
@@ -106,7 +107,7 @@ def _flops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     if rows and document.get("primitives"):
         made = table("operations that are no FLOPs here", "count", right=("count",))
         for name, value in document["primitives"].items():
-            made.add_row(str(name).replace("_", " "), size(value, "operations", True))
+            _row(made, str(name).replace("_", " "), size(value, "operations", True))
         out.print(made)
 
 
@@ -120,13 +121,13 @@ def _tree(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     made = table("module", *right, right=right, optional=(TITLES["collective_bytes"], TITLES["bytes"]))
     for depth, node in gather.largest(document, "scopes", 0.0 if rows else TREE_SHARE, 10_000 if rows else TREE_ROWS):
         cells = (size(node["total"].get(column, 0), UNITS[column]) for column in COLUMNS)
-        made.add_row(f"{'  ' * min(depth, 12)}{node['name']}", *("" if cell == "0" else cell for cell in cells))
+        _row(made, f"{'  ' * min(depth, 12)}{node['name']}", *("" if cell == "0" else cell for cell in cells))
     out.print(made)
     lines = [row for row in document["attribution"]["lines"] if row.get("line")]
     made = table("source line", *right, right=right, optional=(TITLES["collective_bytes"], TITLES["peak_bytes"]))
     for row in lines if rows else lines[:LINES_SHOWN]:
         cells = (size(row["total"].get(column, 0), UNITS[column]) for column in COLUMNS)
-        made.add_row(f"{row['file']}:{row['line']} {row['name']}", *("" if cell == "0" else cell for cell in cells))
+        _row(made, f"{row['file']}:{row['line']} {row['name']}", *("" if cell == "0" else cell for cell in cells))
     if lines:
         out.print(made)
 
@@ -136,7 +137,7 @@ def _memory(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     made = table("memory of one device", "", "exact", right=("", "exact"), optional=("exact",))
     for name, label in gather.MEMORY.items():
         if name in section:
-            made.add_row(label, size(section[name], "bytes"), size(section[name], "bytes", whole=True))
+            _row(made, label, size(section[name], "bytes"), size(section[name], "bytes", whole=True))
     out.print(made)
     for reason, names in _reasons(section).items():
         line(out, f"unknown ({', '.join(names)}): {reason}")
@@ -150,15 +151,20 @@ def _memory(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     if classes:
         made = table("at the peak", "", "share", right=("", "share"))
         for name, value in sorted(classes.items(), key=lambda item: -item[1]):
-            made.add_row(name.replace("_", " "), size(value, "bytes"), _percent(value, section["live_peak_bytes"]))
+            _row(made, name.replace("_", " "), size(value, "bytes"), _percent(value, section["live_peak_bytes"]))
         out.print(made)
     live = gather.rows_of(section.get("at_peak"))
     if live:
         made = table("largest buffers", "", "class", "shape", "where", right=("",), optional=("class", "shape"))
         for row in live if rows else live[:BUFFERS_SHOWN]:
             where = row.get("source") or row.get("instruction", "")
-            made.add_row(
-                gather.place(row), size(row["bytes"], "bytes"), row["class"].replace("_", " "), row["shape"], where
+            _row(
+                made,
+                gather.place(row),
+                size(row["bytes"], "bytes"),
+                row["class"].replace("_", " "),
+                row["shape"],
+                where,
             )
         out.print(made)
 
@@ -198,8 +204,8 @@ def _savings(out: Console, document: Mapping[str, Any]) -> None:
     for row in found:
         text = str(row.get("action") or row.get("kind"))
         target = str(row.get("target") or "")
-        made.add_row(
-            text if target in text else f"{text}: {target}", size(row["saves_bytes"], "bytes"), str(row["bound"])
+        _row(
+            made, text if target in text else f"{text}: {target}", size(row["saves_bytes"], "bytes"), str(row["bound"])
         )
     out.print(made)
 
@@ -213,8 +219,8 @@ def _collectives(out: Console, document: Mapping[str, Any]) -> None:
     right = ("group", "times", "payload", "sent")
     made = table("collective", "over", *(["link"] if linked else []), *right, right=right, optional=("group",))
     for row in found:
-        made.add_row(
-            row.kind, row.axes, *([row.link] if linked else []), exact(row.group), size(row.executions, "", True),
+        _row(
+            made, row.kind, row.axes, *([row.link] if linked else []), exact(row.group), size(row.executions, "", True),
             size(row.bytes, "bytes"), size(row.wire, "bytes"),
         )  # fmt: skip
     out.print(made)
@@ -227,8 +233,8 @@ def _loops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     right = ("trips", "times run", "FLOPs in all", "state")
     made = table("loop", *right, "count is", "line", right=right, optional=("state", "FLOPs in all"))
     for row in _some(found, rows):
-        made.add_row(
-            row["name"], size(gather.trips(row), "", True), size(row.get("entries"), "", True),
+        _row(
+            made, row["name"], size(gather.trips(row), "", True), size(row.get("entries"), "", True),
             size(row.get("flops"), "FLOPs"), size(row.get("state_bytes"), "bytes"), str(row.get("count_from", "")),
             row.get("source") or row.get("scope") or row.get("op_name", ""),
         )  # fmt: skip
@@ -246,7 +252,7 @@ def _trust(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         for row in _some(shown, rows):
             verdict = Text(str(row["verdict"]).replace("_", " "), style=_VERDICTS.get(row["verdict"], ""))
             name = f"{row['figure']} {row['where']}" if row.get("where") else str(row["figure"])
-            made.add_row(name, exact(row.get("value")), exact(row.get("measured")), verdict)
+            _row(made, name, exact(row.get("value")), exact(row.get("measured")), verdict)
         out.print(made)
         for row in _some([row for row in shown if row["verdict"] == "wrong"], rows):
             line(out, f"{row['figure']} {row.get('where') or ''}".rstrip() + f": {row['reason']}")
@@ -267,6 +273,11 @@ def _findings(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         sizes = "".join(f" ({size(row[key], unit)})" for key, unit in _SIZES if row.get(key) is not None)
         line(out, f"- {str(row['kind']).replace('_', ' ')}: {row['text']}{sizes}")
     _left(out, found, rows)
+
+
+def _row(made: Table, *cells: str | Text) -> None:
+    """Add a row of texts: names are the program's own, and a bracket in one is no markup, an escape no command."""
+    made.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells))
 
 
 def _some(found: Iterable[Any], rows: bool) -> list[Any]:

@@ -29,6 +29,11 @@ def console() -> Console:
     return _Console(width=width, highlight=False, soft_wrap=False, no_color=None if sys.stdout.isatty() else True)
 
 
+def printable(text: str) -> str:
+    """Return a text that others wrote without what a terminal would obey: each control character shows as one mark."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
 class _Console(Console):
     """A console that leaves a closed pipe to the program; rich would end with 1, which means a mismatch here."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from jaxcost.report.console import console, table
+from jaxcost.report.console import console, printable, table
 from jaxcost.report.numbers import about, exact, flat, unit_of
 from jaxcost.report.values import case_values, unknown_reasons
 
@@ -246,5 +246,7 @@ def _show_expected(out: Console, expected: Sequence[Mapping[str, Any]]) -> None:
 
 def line(out: Console, text: str, style: str = "") -> None:
     """Print text wrapped between words; continued lines are set in."""
-    for part in textwrap.wrap(text, max(out.width, 40), subsequent_indent="    ", break_on_hyphens=False) or [""]:
+    for part in textwrap.wrap(
+        printable(text), max(out.width, 40), subsequent_indent="    ", break_on_hyphens=False
+    ) or [""]:
         out.print(Text(part, style=style), soft_wrap=True)

@@ -107,3 +107,15 @@ def test_what_no_viewer_reads_and_what_is_not_there_are_refused() -> None:
         with pytest.raises(RejectedError, match=rule):
             export_text(bare, name)
     assert json.loads(export_text(bare, "x.speedscope.json"))["profiles"]
+
+
+def test_a_profile_says_where_it_shows_only_a_part_or_a_bound(document: dict[str, Any]) -> None:
+    for upper, said in ((None, "counted part"), (9, "at most")):
+        nodes = [
+            {"parent": None, "name": "program", "total": {"flops": {"minimum": 4, "maximum": upper}}, "own": {}},
+            {"parent": 0, "name": "a", "total": {"flops": 4}, "own": {"flops": 4}},
+            {"parent": 0, "name": "b", "total": {}, "own": {"flops": {"minimum": 0, "maximum": upper and 5}}},
+        ]
+        part = {**document, "attribution": {"scopes": nodes, "calls": []}}
+        (profile,) = json.loads(export_text(part, "x.speedscope.json"))["profiles"]
+        assert profile["name"] == f"FLOPs by module, {said}" and profile["endValue"] == (upper or 4)

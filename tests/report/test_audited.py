@@ -70,8 +70,12 @@ def test_what_is_unknown_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_names_of_others_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     document = hostile()
     document["findings"].append({"kind": "markup", "text": "[bold red]not red[/]"})
+    for row in (*document["attribution"]["scopes"], *document["attribution"]["lines"]):
+        row["name"] = f"[red]{row['name']}[/][/nothing]\x1b]0;title\x07"
+    document["findings"].append({"kind": "escape", "text": "\x1b[2J gone"})
     text = printed(document, capsys, rows=True)
-    assert "[bold red]not red[/]" in text and HOSTILE in text
+    assert "[bold red]not red[/]" in text and HOSTILE in text and "[red]program[/][/nothing]" in text
+    assert "\x1b" not in text and "\x07" not in text
 
 
 def test_the_short_tree_is_a_walk_of_the_largest(document: dict[str, Any]) -> None:
