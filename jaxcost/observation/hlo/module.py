@@ -355,16 +355,14 @@ class _Builder:
 
     def limits(self) -> None:
         """How deep computations call one another, and how many devices there are."""
-        depth: dict[int, int] = {}
+        depth = {computation.id: 1 for computation in self.computations}
         for computation in self.computations:
-            deepest = 0
-            for at in computation.instructions:
-                for callee in at.called:
-                    deepest = max(deepest, depth[callee.id])
-            depth[computation.id] = deepest + 1
-            if deepest + 1 > MAX_CALL_DEPTH:
+            own = depth[computation.id]
+            if own > MAX_CALL_DEPTH:
                 rule = f"computations call one another at most {MAX_CALL_DEPTH} deep"
-                raise RejectedError([Problem(f"hlo.{computation.name}", deepest + 1, rule, _REMEDY)])
+                raise RejectedError([Problem(f"hlo.{computation.name}", own, rule, _REMEDY)])
+            for caller in computation.callers:
+                depth[caller.computation.id] = max(depth[caller.computation.id], own + 1)
         assignment = self.proto.device_assignment
         counts = (assignment.replica_count, assignment.computation_count)
         if min(counts) < 0 or max(1, counts[0]) * max(1, counts[1]) > MAX_DEVICES:

@@ -1,0 +1,131 @@
+#!/usr/bin/env python
+"""How fast is a compiled module read, and does a large one stay within its limits?
+
+    python benchmarks/reading.py
+
+A training step of a few unrolled transformer layers is compiled for the CPU and grown to 100,000 instructions, and to
+50 MB of text: the same instructions, again and again, with a buffer assignment of the same size. Asked of it:
+
+    graph    protobuf bytes to a graph of instructions: at least 300,000 instructions a second
+    proto    100,000 instructions: everything that jaxcost reads in a module, in under 20 s and 4 GiB
+    text     50 MB of HLO text: the same, XLA's own parser included
+
+Each runs in an interpreter of its own, so that its memory is its own. Seconds are of the processor: they are the same
+on a busy machine, nearly. A ratio above one is a limit that is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from measuring import Answer, fresh, run
+
+QUESTION = "Large modules: how far are they from their limits (1 is the limit, more is better)?"
+INSTRUCTIONS, TEXT_BYTES = 100_000, 50_000_000
+PER_SECOND, SECONDS, BYTES = 300_000, 20.0, 4 << 30
+
+_GRAPH = """
+import gc, json, sys, time
+from jaxcost.observation.hlo.module import read_module
+from jaxcost.observation.hlo.schema import split
+data, times = open(sys.argv[1], "rb").read(), []
+for _ in range(int(sys.argv[2]) + 1):
+    started = time.process_time()
+    module = read_module(split(data))
+    times.append(time.process_time() - started)
+    count = len(module.instructions)
+    del module
+    gc.collect()
+print(json.dumps({"seconds": times[1:], "instructions": count, "bytes": len(data)}))
+"""
+_WHOLE = """
+import json, re, sys, time
+started = time.process_time()
+from jaxcost.observation.hlo import read_hlo
+data = open(sys.argv[1], "rb").read()
+if sys.argv[2] == "text":
+    from jaxcost.observation.hlo.text import module_text
+    from jaxcost.observation.private import proto_of_text
+    data = proto_of_text(module_text(data))
+reading = read_hlo(data, platform="cpu")
+print(json.dumps({
+    "seconds": time.process_time() - started, "flops": reading.flops.value, "unknowns": len(reading.unknowns),
+    "peak": 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]),
+}))
+"""
+
+
+def compiled(layers: int) -> bytes:
+    """HloProto, buffer assignment included, of a training step of so many unrolled layers."""
+    import jax
+    import jax.numpy as jnp
+
+    def layer(x: Any, p: Any) -> Any:
+        q, k, v = (jnp.einsum("bsd,dhk->bshk", x, p[name]) for name in "qkv")
+        weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4.0, axis=-1)
+        x = x + jnp.einsum("bhqk,bkhd,hdo->bqo", weights, v, p["o"])
+        normed = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+        return x + jax.nn.silu(normed @ p["up"]) @ p["down"]
+
+    def step(parameters: Any, x: Any, y: Any) -> Any:
+        def loss(parameters: Any) -> Any:
+            here = x
+            for p in parameters:
+                with jax.named_scope("layer"):
+                    here = layer(here, p)
+            return jnp.mean((here - y) ** 2)
+
+        value, gradient = jax.value_and_grad(loss)(parameters)
+        return jax.tree.map(lambda p, g: p - 0.1 * jnp.tanh(g), parameters, gradient), value
+
+    def array(*dims: int) -> Any:
+        return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+    one = {"q": array(64, 4, 16), "k": array(64, 4, 16), "v": array(64, 4, 16), "o": array(4, 16, 64),
+           "up": array(64, 256), "down": array(256, 64)}  # fmt: skip
+    lowered = jax.jit(step, donate_argnums=0).lower([one] * layers, array(2, 32, 64), array(2, 32, 64))
+    with tempfile.TemporaryDirectory() as folder:
+        lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_proto": True})
+        (path,) = Path(folder).glob("*after_optimizations.hlo.pb")
+        return path.read_bytes()
+
+
+def measure(options: argparse.Namespace) -> Answer:
+    from growing import as_text, grown, instructions
+
+    instructions_wanted, text_wanted = (5_000, 500_000) if options.smallest else (INSTRUCTIONS, TEXT_BYTES)
+    small = compiled(2 if options.smallest else 4)
+    large = grown(small, -(-instructions_wanted // instructions(small)))
+    text = as_text(large)
+    if len(text) < text_wanted:
+        text = as_text(grown(small, -(-instructions_wanted * text_wanted // (len(text) * instructions(small)))))
+    answer = Answer({"instructions": instructions(large), "proto_bytes": len(large), "text_bytes": len(text)})
+    with tempfile.TemporaryDirectory() as folder:
+        proto_path, text_path = Path(folder) / "large.hlo.pb", Path(folder) / "large.txt"
+        proto_path.write_bytes(large)
+        text_path.write_bytes(text)
+        graph = json.loads(fresh([sys.executable, "-c", _GRAPH, str(proto_path), str(options.repeat)]))
+        answer.seconds["graph"] = graph["seconds"]
+        rate, size = graph["instructions"] / min(graph["seconds"]), graph["bytes"] / min(graph["seconds"])
+        answer.ratios["graph: instructions a second / limit"] = round(rate / PER_SECOND, 3)
+        answer.notes.append(
+            f"graph: {rate:,.0f} instructions and {size:,.0f} bytes a second, the best of {options.repeat}"
+        )
+        for name, path in (("proto", proto_path), ("text", text_path)):
+            found = [json.loads(fresh([sys.executable, "-c", _WHOLE, str(path), name])) for _ in range(options.repeat)]
+            answer.seconds[name] = [one["seconds"] for one in found]
+            peak = max(one["peak"] for one in found)
+            answer.ratios[f"{name}: limit / seconds"] = round(SECONDS / answer.median(name), 3)
+            answer.ratios[f"{name}: limit / peak memory"] = round(BYTES / peak, 3)
+            answer.notes.append(f"{name}: {peak:,} bytes of memory at most, {found[0]['flops']} FLOPs counted")
+    return answer
+
+
+if __name__ == "__main__":
+    run(QUESTION, measure, argparse.ArgumentParser(description=__doc__,
+                                                   formatter_class=argparse.RawDescriptionHelpFormatter))  # fmt: skip
