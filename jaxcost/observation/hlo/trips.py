@@ -26,6 +26,8 @@ from jaxcost.observation.hlo.schema import rejected
 _WALKED = 20_000  # computations walked in a context of their own, per module
 _ONE_BY_ONE = 4096  # iterations of one loop told apart
 
+_CALLERS = frozenset("while conditional fusion call async-start custom-call scan".split())
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -152,9 +154,7 @@ def _calls(at: Instruction) -> bool:
     """Whether what an instruction calls is part of the program: not a scalar function run once per element (reduce,
     sort, scatter, all-reduce).
     """
-    return bool(at.called) and at.opcode in (
-        "while", "conditional", "fusion", "call", "async-start", "custom-call", "scan",
-    )  # fmt: skip
+    return at.opcode in _CALLERS and bool(at.called)
 
 
 class _Walk:
@@ -413,7 +413,8 @@ def read_executions(module: Module, supplied: Mapping[str, int] | None = None, *
     Raises:
         RejectedError: a supplied count contradicts the loop's own condition, or its name is no loop's.
     """
-    names = {at.name for at in module.walk() if at.opcode == "while"}
+    if supplied:
+        names = {at.name for at in module.walk() if at.opcode == "while"}
     for name, count in (supplied or {}).items():
         if name not in names:
             some = ", ".join(sorted(names)[:8]) or "none"
@@ -425,7 +426,7 @@ def read_executions(module: Module, supplied: Mapping[str, int] | None = None, *
             runs.setdefault(site.at, []).append((site, times))
     loops: dict[int, Loop] = {}
     conditionals: dict[int, Conditional] = {}
-    for at in module.walk():
+    for at in (at for sites in walk.sites.values() for at in sites):
         if at.opcode == "while":
             loops[at.id] = _loop(module, at, runs.get(at.id, []))
         elif at.opcode == "conditional":
