@@ -361,7 +361,7 @@ def nearest_source(module: Module, at: Instruction) -> str:
             found = module.source(here)
             if found:
                 return short_path(found)
-            near = [*here.users, *here.operands]
+            near = [*here.users[:_NEIGHBOURS], *here.operands[:_NEIGHBOURS]]
             if here.opcode in ("fusion", "call", "async-start") and here.called:
                 near.append(here.called[0].root)
             for other in near:

@@ -58,6 +58,7 @@ class Flow:
         self._reach: dict[tuple[int, tuple[int, ...]], Reach] = {}
         self._chains: dict[tuple[int, int], tuple[Slot, ...]] = {}
         self._positions: dict[int, dict[int, list[int]]] = {}
+        self._split: dict[int, tuple[dict[int, list[Instruction]], list[Instruction]]] = {}
         self._orders: dict[int, dict[int, int]] = {}
         self._constant: dict[int, bool | tuple[bool, ...]] = {}
         self._find_constants()
@@ -84,11 +85,11 @@ class Flow:
             loop = _is_body(at.computation)
             if at.opcode == "parameter" and loop is not None and index:
                 found.slots.append(Slot(loop, index[0]))
-            for user in at.users:
-                if user.opcode == "get-tuple-element":
-                    if index and user.number == index[0]:
-                        queue.append(Value(user, index[1:]))
-                elif user.opcode == "tuple":
+            elements, others = self._users(at)
+            if index:
+                queue += [Value(user, index[1:]) for user in elements.get(index[0], ())]
+            for user in others:
+                if user.opcode == "tuple":
                     queue += [Value(user, (i, *index)) for i in self._places(user)[at.id]]
                 elif user.opcode == "while":
                     if index:
@@ -99,6 +100,20 @@ class Flow:
                     found.users.append(user)
             if at is at.computation.root:
                 self._leave(Value(at, index), found, queue)
+        return found
+
+    def _users(self, at: Instruction) -> tuple[dict[int, list[Instruction]], list[Instruction]]:
+        """The users that take one element of a tuple, by element, and the others: a loop's state is thousands too."""
+        found = self._split.get(at.id)
+        if found is None:
+            elements: dict[int, list[Instruction]] = {}
+            others = []
+            for user in at.users:
+                if user.opcode == "get-tuple-element":
+                    elements.setdefault(user.number, []).append(user)
+                else:
+                    others.append(user)
+            found = self._split[at.id] = elements, others
         return found
 
     def _places(self, made: Instruction) -> dict[int, list[int]]:
