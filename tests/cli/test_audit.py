@@ -1,0 +1,247 @@
+"""`jaxcost audit` as a user calls it: dumps, files, functions, saved audits, and every way of being wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import jsonschema
+import pytest
+
+from jaxcost.audits.audit import ALLOWED, audited
+from jaxcost.cli.program import main
+from jaxcost.observation.pool import Pool
+from jaxcost.schema import schema
+from tests.observation.sources.dumping import FLOPS, PROTO, TARGETS, TASK, write_dump
+
+STEP = """
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P, NamedSharding
+
+print("a line of the user's own")
+
+def step(w, x):
+    return w - 0.1 * jnp.tanh(x @ w).mean(0)
+
+def shapes(x=(64, 256), **options):
+    return jax.ShapeDtypeStruct((256, 256), jnp.float32), jax.ShapeDtypeStruct(x, jnp.float32, **options)
+
+def named():
+    return jax.jit(step, donate_argnums=0), shapes()
+
+def with_keywords():
+    return step, shapes()[:1], {"x": shapes()[1]}
+
+def over_a_mesh():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    return step, shapes((512, 256), sharding=NamedSharding(mesh, P("data")))
+
+def traced():
+    return jax.jit(step).trace(*shapes())
+
+def loop():
+    return lambda x, n: jax.lax.fori_loop(0, n, lambda _, y: y @ x, x), (shapes()[0], jax.ShapeDtypeStruct((), int))
+
+whole = (step, shapes())
+
+class inner:
+    def again(): return named()
+
+def number(): return 3
+def raises(): raise KeyError("state")
+def leaves(): raise SystemExit(3)
+def wrong(): return (lambda x: x @ x), (jax.ShapeDtypeStruct((4, 8), jnp.float32),)
+"""
+
+
+@pytest.fixture(scope="module")
+def dumped(tmp_path_factory):
+    """dumped(target, proto) -> the folder of a dump."""
+    made = {}
+    with Pool(size=1, allow=(TASK.partition(":")[0],), timeout_seconds=300) as pool:
+
+        def get(target="cpu:1", proto=True):
+            if (target, proto) not in made:
+                folder = tmp_path_factory.mktemp("dump")
+                made[target, proto] = write_dump(pool, target, folder, PROTO if proto else {})
+            return made[target, proto]
+
+        yield get
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Run a command in a folder with `mine.py`: (exit code, its document or its text)."""
+    (tmp_path / "mine.py").write_text(STEP)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words, code=0, text=False):
+        given = main(["audit", *map(str, words), *([] if text else ["--json"])])
+        out, err = capsys.readouterr()
+        assert given == code, (given, out[-2000:], err[-2000:])
+        if text:
+            return out
+        data = json.loads(out)
+        jsonschema.validate(data, schema(data["schema"]))
+        return data
+
+    return call
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_dump_is_audited_by_its_largest_module_another_or_all(run, dumped, target):
+    folder = dumped(target)
+    data = run(folder)
+    assert data["flops"]["total"] == FLOPS and data["program"]["origin"] == "dump"
+    assert data["program"]["mesh"] == {"data": 1} and "largest" in data["program"]["notes"][1]
+    init = run(folder, "--module", "jit_init")
+    assert init["flops"]["total"] == 0 and init["program"]["module"] == "jit_init"
+    every = run(folder, "--all")
+    assert every["schema"] == "jaxcost.audits.v1" and not every["rejected"]
+    assert [audit["program"]["name"] for audit in every["audits"]] == ["step", "init"]
+    assert len(run(folder, "--all", text=True).splitlines()) == 2
+
+
+@pytest.mark.parametrize("proto", [True, False])
+def test_one_file_is_audited_with_what_lies_beside_it(run, dumped, proto):
+    ending = "hlo.pb" if proto else "txt"
+    (path,) = dumped(proto=proto).glob(f"*jit_step.cpu_after_optimizations.{ending}")
+    data = run(path)
+    assert data["flops"]["total"] == FLOPS and data["program"]["platform"] == "cpu"
+    assert data["memory"]["required_bytes"] == run(dumped())["memory"]["required_bytes"]
+    assert (data["memory"]["live_peak_bytes"] is None) == (not proto)
+    run(path, "--strict", code=0 if proto else 1)
+    bare = path.rename(path.with_name("program.bin"))
+    try:
+        assert run(bare)["flops"]["total"] == FLOPS
+    finally:
+        bare.rename(path)
+
+
+def test_a_damaged_module_does_not_stop_the_others(run, dumped, tmp_path):
+    for path in dumped().glob("*after_optimizations.hlo.pb"):
+        data = path.read_bytes()
+        (tmp_path / "d").mkdir(exist_ok=True)
+        (tmp_path / "d" / path.name).write_bytes(data if "step" in path.name else data[: len(data) // 2])
+    every = run(tmp_path / "d", "--all", code=1)
+    assert len(every["audits"]) == 1 and every["rejected"][0]["module"].endswith("jit_init")
+    assert "jit_init" in run(tmp_path / "d", "--all", code=1, text=True)
+    run(tmp_path / "d", "--module", "jit_init", code=2)
+
+
+@pytest.mark.parametrize("name", ["named", "with_keywords", "whole", "inner.again", "traced"])
+def test_a_function_is_named_and_called_for_its_arguments(run, name):
+    data = run("--function", f"mine:{name}")
+    assert data["flops"]["total"] == FLOPS and data["program"]["name"] == "step"
+    donated = name in ("named", "inner.again")
+    assert (data["memory"]["alias_bytes"] > 0) == donated
+
+
+def test_several_targets_are_several_audits(run):
+    data = run("--function", "mine:named", "--target", "cpu:1", "--target", "cpu:2")
+    assert [audit["program"]["target"]["text"] for audit in data["audits"]] == ["cpu:1", "cpu:2"]
+    text = run("--function", "mine:named", "--target", "cpu:1", "--target", "cpu:2", text=True)
+    assert "step on cpu:1" in text and "step on cpu:2" in text
+
+
+@pytest.mark.parametrize("target", ["cpu:8", pytest.param("h100:8", marks=pytest.mark.cuda)])
+def test_a_mesh_of_the_named_function_has_the_devices_of_the_target(run, target):
+    data = run("--function", "mine:over_a_mesh", "--target", target)
+    assert data["flops"]["total"] == FLOPS and data["program"]["device_count"] == 8
+    assert [row["axes"] for row in data["collectives"]] == [["data"]]
+    other = run("--function", "mine:over_a_mesh", "--target", target, "--mesh", "x=2,y=4")
+    assert other["program"]["mesh"] == {"x": 2, "y": 4} and other["collectives"][0]["axes"] == ["x", "y"]
+
+
+def test_trips_of_a_loop_can_be_given(run):
+    data = run("--function", "mine:loop")
+    assert not isinstance(data["flops"]["total"], int) and data["unknowns"]
+    (name,) = [row["name"] for row in data["loops"]]
+    counted = run("--function", "mine:loop", "--trips", f"{name}=7")
+    assert counted["flops"]["total"] == 7 * 2 * 256**3
+
+
+def test_a_saved_audit_is_shown_compared_and_fails_on_growth(run, tmp_path):
+    run("--function", "mine:named", "--save", "step.json")
+    assert run("step.json") == json.loads((tmp_path / "step.json").read_text())
+    assert "step on cpu:1" in run("step.json", text=True)
+    same = run("--function", "mine:named", "--against", "step.json")
+    assert same["against"]["failed"] is False
+    (tmp_path / "mine.py").write_text(STEP.replace("x=(64, 256)", "x=(65, 256)"))
+    grown = run("--function", "mine:named", "--against", "step.json", code=1)
+    assert grown["against"]["status"] == "grown"
+    bounds = ("--bound", "flops=2%", "--bound", "memory=2%")
+    assert run("--function", "mine:named", "--against", "step.json", *bounds)["against"]["failed"] is False
+    assert "flops.total" in run("--function", "mine:named", "--against", "step.json", code=1, text=True)
+
+
+def test_pages_and_exports_are_written(run, tmp_path):
+    run("--function", "mine:named", "--html", "a.html", "--export", "a.speedscope.json")
+    assert "<html" in (tmp_path / "a.html").read_text()
+    assert json.loads((tmp_path / "a.speedscope.json").read_text())["$schema"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "nothing is named"),
+        (("a", "--function", "b:c"), 2, "one of the two"),
+        (("none",), 3, "no such file"),
+        (("mine.py",), 2, "HloModule"),
+        (("empty.pb",), 2, "is empty"),
+        (("folder",), 2, "is empty"),
+        (("folder", "--target", "h101"), 2, "not a chip"),
+        (("other.json",), 2, "must be jaxcost.audit.v1"),
+        (("broken.json",), 2, "is no whole JSON"),
+        (("thin.json",), 2, "thin.json"),
+        (("mine.py", "--all"), 2, "a file is one module"),
+        (("mine.py", "--target", "cpu:1", "--target", "cpu:2"), 2, "of one target"),
+        (("mine.py", "--mesh", "data"), 2, "not of the form"),
+        (("mine.py", "--mesh", "a=2,a=2"), 2, "named twice"),
+        (("mine.py", "--trips", "x"), 2, "not of the form"),
+        (("mine.py", "--timeout", "0"), 2, "whole number"),
+        (("mine.py", "--against", "none"), 3, "no such file"),
+        (("mine.py", "--bound", "flops=0"), 2, "nothing is compared"),
+        (("folder", "--all", "--html", "a.html"), 2, "several are asked for"),
+        (("mine.py", "--html", "none/a.html"), 2, "folder does not exist"),
+        (("--function", "mine"), 2, "module:name"),
+        (("--function", "mine:a b"), 2, "module:name"),
+        (("--function", "absent:step"), 2, "no module absent"),
+        (("--function", "mine:absent"), 2, "mine has no absent"),
+        (("--function", "mine:step"), 2, "needs arguments (w, x)"),
+        (("--function", "mine:number"), 2, "gives int"),
+        (("--function", "mine:raises"), 2, "KeyError: 'state' (mine.py, line"),
+        (("--function", "mine:leaves"), 2, "SystemExit"),
+        (("--function", "mine:wrong"), 2, "dot_general"),
+        (("--function", "mine:named", "--module", "x"), 2, "belongs to a dump"),
+        (("--function", "mine:named", "--target", "cpu:1x2"), 2, "one number of devices"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_remedy(run, tmp_path, words, code, said):
+    (tmp_path / "empty.pb").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "other.json").write_text('{"schema": "jaxcost.verify.v1"}')
+    (tmp_path / "broken.json").write_text('{"schema": ')
+    (tmp_path / "thin.json").write_text('{"schema": "jaxcost.audit.v1", "program": {}}')
+    data = run(*words, code=code)
+    shown = json.dumps(data["errors"], ensure_ascii=False)
+    assert said in shown and all(error["remedy"] for error in data["errors"]) and "Traceback" not in shown
+
+
+def test_recorded_evidence_is_audited_by_the_module_beside_it(run, root):
+    path = sorted((root / "hlo_dumps").glob("*decode_h100-1_*.json"))[0]
+    data = run(path)
+    assert data["program"]["target"]["text"] == "h100:1" and data["flops"]["total"] > 0
+
+
+def test_an_audit_imports_no_jax_for_a_file(dumped):
+    assert "jax" not in ALLOWED and callable(audited)
+    import subprocess
+
+    code = (
+        "import sys\nfrom jaxcost.cli.program import main\n"
+        f"assert main(['audit', {str(dumped())!r}, '--quiet']) == 0\n"
+        "assert not {'jax', 'jaxlib', 'equinox', 'sympy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
