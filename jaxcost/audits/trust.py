@@ -19,6 +19,7 @@ from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.audits.xla_counts import Counts, Recount, recount
+from jaxcost.observation.cycles import estimated_cycles
 from jaxcost.observation.exceeded import exceeded
 from jaxcost.observation.hlo.flops import FlopCount, FlopRow
 from jaxcost.observation.hlo.memory import Memory
@@ -150,8 +151,9 @@ class _Verdicts:
         if unread:
             what = "computes is unknown, and counts" if name == "flops" else f"adds in {name} counts"
             return say(NOT_COMPARABLE, f"what {', '.join(unread[:4])} {what} as nothing in XLA's figure")
-        if declared and name == "flops":
-            said = sum(row.flops for row in declared)
+        unverified = [row for row in declared if self.counted_in_jaxpr(row) != row.flops]
+        if unverified and name == "flops":
+            said = sum(row.flops for row in unverified)
             return say(NOT_COMPARABLE, f"{_text(said)} of it is what kernels declare of themselves, unverified")
         if executed.minimum is None:
             return say(NOT_COMPARABLE, f"{executed.reason}; XLA counts the body of such a loop once")
@@ -225,33 +227,32 @@ class _Verdicts:
 
     def kernels(self, flops: FlopCount) -> None:
         """What hand-written kernels declare of themselves, beside the jaxpr's count where there is one."""
-        counted = self._jaxpr_kernels()
         for row in flops.rows:
             if row.basis != "declared":
                 continue
-            other = counted.get(row.name) or (next(iter(counted.values())) if len(counted) == 1 else None)
+            other = self.counted_in_jaxpr(row)
             if other is None:
                 reason = "the kernel's author declares it; nothing here can verify it"
                 self.row(
                     "cost_estimate.flops", "backend_config", NOT_COMPARABLE, reason, value=row.flops, where=row.name
-                )
+                )  # fmt: skip
                 continue
             verdict = RIGHT if other == row.flops else WRONG
-            reason = "declared by the kernel's author; counted in the kernel's jaxpr, times its grid"
+            reason = "declared by the kernel's author; counted in the kernel's own program, times its grid"
             self.row(
                 "cost_estimate.flops", "backend_config", verdict, reason, value=row.flops, measured=other,
                 compared_with="the jaxpr's count of the kernel", where=row.name,
             )  # fmt: skip
 
-    def _jaxpr_kernels(self) -> dict[str, int]:
-        """FLOPs of kernels by the name in the jaxpr, where its count looked inside."""
+    def counted_in_jaxpr(self, row: FlopRow) -> int | None:
+        """FLOPs of one call of a kernel by its own program; None without a jaxpr, or where several kernels could be
+        it.
+        """
         lowered = self.evidence.program.lowered
-        rows = (lowered.jaxpr or {}).get("kernels", ()) if lowered is not None and lowered.jaxpr else ()
-        found = {}
-        for index, row in enumerate(rows):
-            if isinstance(row, Mapping) and type(row.get("flops")) is int:
-                found[str(row.get("instruction") or index)] = int(row["flops"])
-        return found
+        kernels = (lowered.jaxpr or {}).get("kernels") or () if lowered is not None else ()
+        named = [one for one in kernels if one["name"] and one["name"] == row.detail] or list(kernels)
+        found = {one["flops"] if type(one["flops"]) is int else None for one in named}
+        return found.pop() if len(found) == 1 else None
 
     def loops(self) -> None:
         """XLA's `known_trip_count`, beside what the loop's own scalars give without it."""
@@ -293,10 +294,9 @@ class _Verdicts:
         graph = self.evidence.graph
         found: dict[int, dict[str, int]] = {}
         for at in graph.module.walk():
-            window = at.backend_config().get("window_config") if at.proto.backend_config else None
-            cycles = window.get("estimated_cycles") if isinstance(window, Mapping) else None
-            if isinstance(cycles, str) and cycles.isdecimal() and len(cycles) <= 18:
-                found[at.id] = {"cycles": int(cycles)}
+            cycles = None if at.computation.is_fusion else estimated_cycles(at)
+            if cycles is not None:
+                found[at.id] = {"cycles": cycles}
         if not found:
             reason = "written after the stage that is dumped; an executable's own module has it"
             return self.row("estimated_cycles", "backend_config", ABSENT, reason)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -29,15 +28,8 @@ from jax.experimental import topologies
 
 from jaxcost.contracts.errors import reject
 from jaxcost.observation import private
+from jaxcost.observation.exceeded import exceeded
 from jaxcost.observation.targets import Target, require
-
-_EXCEEDED = re.compile(
-    r"Ran out of memory (?:on|in(?: memory space)?) (?P<space>\w+).*?"
-    r"\((?P<required>[0-9.]+)(?P<required_unit>[KMGT]?)B?\) exceeds available \w+ "
-    r"\((?P<available>[0-9.]+)(?P<available_unit>[KMGT]?)B?\)",
-    re.DOTALL,
-)
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
@@ -280,15 +272,11 @@ def _dumped(directory: Path, name: str, before: bool) -> Modules:
 def _refusal(
     text: str, target: Target, name: str, modules: Modules, seconds: float, environment: Mapping[str, Any]
 ) -> Refusal:
-    match = _EXCEEDED.search(text)
-    required = _size(match["required"], match["required_unit"]) if match else None
-    available = _size(match["available"], match["available_unit"]) if match else None
-    space = match["space"] if match else ("unknown" if "RESOURCE_EXHAUSTED" in text else None)
+    found = exceeded(text)
+    required = found.required_bytes if found else None
+    available = found.available_bytes if found else None
+    space = found.space if found else ("unknown" if "RESOURCE_EXHAUSTED" in text else None)
     return Refusal(target.text, name, modules, text, space, required, available, seconds, environment)
-
-
-def _size(number: str, unit: str) -> int:
-    return round(float(number) * _UNITS[unit])
 
 
 def _memory_analysis(statistics: Any) -> dict[str, int] | None:

@@ -94,7 +94,7 @@ def read_cycles(hlo: bytes, scopes: frozenset[str]) -> dict[str, Any]:
     for at in module.walk():
         if at.computation.is_fusion or at.opcode in _FREE:
             continue
-        cycles = _estimate(at)
+        cycles = estimated_cycles(at)
         if cycles is None:
             estimated[at.id] = {("", "", at.opcode): 1}
         else:
@@ -115,7 +115,7 @@ def read_cycles(hlo: bytes, scopes: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def _estimate(at: Instruction) -> int | None:
+def estimated_cycles(at: Instruction) -> int | None:
     """Return the cycles of one execution, None where the compiler wrote none; the field is text in its JSON."""
     window = at.backend_config().get("window_config")
     value = window.get("estimated_cycles") if isinstance(window, Mapping) else None

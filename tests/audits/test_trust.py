@@ -125,6 +125,31 @@ def test_a_kernel_is_believed_only_as_far_as_it_is_known(compiled):
     assert silent["flops"] is None and rows["flops"]["verdict"] == "absent" and rows["flops"]["measured"] is None
 
 
+@pytest.mark.tpu
+@pytest.mark.parametrize(
+    ("counted", "verdict"), [(268_435_456, "right"), (268_435_458, "wrong"), (None, "not_comparable")]
+)
+def test_a_declared_cost_beside_the_count_of_the_kernels_own_program(compiled, counted, verdict):
+    program = compiled("pallas", "tpu-v5e:1x1")
+    kernels = [{"name": "kernel", "flops": counted, "declared": 268_435_456}]
+    program = replace(program, lowered=replace(program.lowered, jaxpr={"kernels": kernels}))
+    _, rows, _ = verdicts(program)
+    assert rows["cost_estimate.flops"]["verdict"] == verdict
+    assert rows["flops"]["verdict"] == ("right" if verdict == "right" else "not_comparable")
+
+
+def test_cycles_are_the_compilers_own_and_loops_count():
+    made = ByHand()
+
+    def body(program):
+        program.add("copy", ("f32", 8), [program.add("broadcast", ("f32", 8), [program.constant(0)])])
+        program.open.instructions[-1].backend_config = b'{"window_config": {"estimated_cycles": "7"}}'
+
+    loop(made, 0, 1, 5, "LT", per_trip=body)
+    _, rows, _ = verdicts(Program("proto", "x", made.bytes(), "tpu"))
+    assert (rows["estimated_cycles"]["value"], rows["estimated_cycles"]["verdict"]) == (35, "not_comparable")
+
+
 @pytest.mark.parametrize("target", [CPU, H100, V5E])
 def test_fields_of_memory_by_backend(compiled, target):
     program = compiled("donated", target)

@@ -10,7 +10,7 @@ import pytest
 
 import jaxcost
 from jaxcost.contracts.errors import RejectedError
-from jaxcost.observation.cycles import _estimate, compiler_cycles, read_cycles
+from jaxcost.observation.cycles import compiler_cycles, estimated_cycles, read_cycles
 from jaxcost.observation.hlo.schema import message
 
 
@@ -29,7 +29,7 @@ from jaxcost.observation.hlo.schema import message
     ],
 )
 def test_one_estimate(config: dict[str, Any], cycles: int | None) -> None:
-    assert _estimate(SimpleNamespace(backend_config=lambda: config)) == cycles  # type: ignore[arg-type]
+    assert estimated_cycles(SimpleNamespace(backend_config=lambda: config)) == cycles  # type: ignore[arg-type]
 
 
 def program(trip_count: int | None, inner: int) -> bytes:
