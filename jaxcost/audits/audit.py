@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -117,6 +118,29 @@ class Audit:
         return f"Audit({self.name} on {where}: {self.flops} FLOPs, {required} bytes required{unknown})"
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        memory, program = self.memory, self.data["program"]
+        where = program["target"]["text"] if program["target"] else program["platform"]
+        rows: list[tuple[str, Any]] = [
+            ("FLOPs", self.flops), ("required bytes", memory.get("required_bytes")),
+            ("live peak bytes", memory.get("live_peak_bytes")), ("argument bytes", memory.get("argument_bytes")),
+            ("collectives", len(self.collectives)),
+        ]  # fmt: skip
+        cells = "".join(
+            f"<tr><td>{name}</td><td style='text-align:right'>{_cell(value)}</td></tr>" for name, value in rows
+        )
+        notes = [f"unknown: {row['what']}: {row['reason']}" for row in self.unknowns[:10]]
+        notes += [str(row["text"]) for row in self.findings[:10]]
+        listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
+        title = f"{escape(self.name)} on {escape(where)}"
+        return f"<table><caption>{title}, one device, one step</caption>{cells}</table><ul>{listed}</ul>"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " to ".join(_cell(value[end]) for end in ("minimum", "maximum"))
+    return "unknown" if value is None else f"{value:,}"
 
 
 def audit(

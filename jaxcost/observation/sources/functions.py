@@ -34,6 +34,8 @@ JIT_OPTIONS = (
     "donate_argnums", "donate_argnames", "static_argnums", "static_argnames", "in_shardings", "out_shardings",
     "keep_unused",
 )  # fmt: skip
+# A module holds its constants as text or bytes several times over on its way; jit would make the same program of them.
+MOST_CONSTANT_BYTES = 2**30
 _NARROW = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2, "int1": 1, "uint1": 1}
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print", "outside_call")
 
@@ -82,6 +84,10 @@ def lower_traced(
         RejectedError: JAX cannot lower it.
     """
     name = function if function is not None else getattr(traced, "fun_name", "the traced stage")
+    captured = sum(constant.bytes for constant in constants(traced.jaxpr))
+    if captured > MOST_CONSTANT_BYTES:
+        rule = f"captures {captured:,} bytes of arrays, which would be written into the module"
+        raise reject("function", str(traced.fun_name), rule, "make them arguments of the function")
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         lowered = _refusing("lower", name, lambda: private.lower_for(traced, platform, mesh))

@@ -192,6 +192,14 @@ def test_what_a_function_captures_is_a_constant():
     assert not none.constants
 
 
+def test_a_gibibyte_of_constants_is_no_program(monkeypatch):
+    monkeypatch.setattr("jaxcost.observation.sources.functions.MOST_CONSTANT_BYTES", 4 * 64 * 64)
+    small, large = jnp.ones((64, 64)), jnp.ones((64, 65))
+    lower(lambda x: x @ small, shape(4, 64))
+    with pytest.raises(RejectedError, match="captures 16,640 bytes"):
+        lower(lambda x: x @ large, shape(4, 64))
+
+
 MESH = {"data": 2, "model": 4}
 
 
