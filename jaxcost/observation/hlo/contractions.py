@@ -14,7 +14,13 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
 
-from jaxcost.observation.hlo.convolution import ConvolutionCount, count_convolution, count_unpadded, cut_of
+from jaxcost.observation.hlo.convolution import (
+    ConvolutionCount,
+    count_convolution,
+    count_unpadded,
+    cut_of,
+    padding_behind,
+)
 from jaxcost.observation.hlo.kernels import declared_by
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
@@ -304,14 +310,14 @@ class _Reader:
         if len({len(lhs), len(rhs), len(out), len(at.proto.window.dimensions) + 2}) > 1:
             return None  # a layout that cuts features in blocks (NCHW_VECT_C)
         count = count_convolution(lhs, rhs, out, at.proto)
-        pad = self._pad_of(at.operands[0]) if lhs is first else None
+        inputs = padding_behind(at.operands[0]) if lhs is first else None
+        kernels = padding_behind(at.operands[1]) if rhs is second else None
         logical = count.flops
-        if pad is not None:
-            alike = pad.shape.dims == first
-            before = pad.operands[0].shape.dims
-            logical = count_unpadded(before, rhs, out, at.proto, pad.proto.padding_config) if alike else None
+        if inputs or kernels:
+            (bare, borders), (taps, gaps) = inputs or (lhs, None), kernels or (rhs, None)
+            logical = count_unpadded(bare, taps, out, at.proto, borders, gaps) if bare and taps else None
         cut = cut_of(at) if lhs is result else None
-        if cut is not None and len(cut[0]) == len(lhs):
+        if cut is not None and kernels is None and len(cut[0]) == len(lhs):
             logical = count_unpadded(cut[0], rhs, out, at.proto, cut[1])
         return replace(self.row(at, count.flops, count), logical_flops=logical)
 

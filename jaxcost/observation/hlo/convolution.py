@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from math import gcd
 
 from jaxcost.observation.hlo.module import Instruction
-from jaxcost.observation.hlo.origins import source_of
+from jaxcost.observation.hlo.origins import behind, source_of
 from jaxcost.observation.hlo.schema import Proto, message, rejected
+from jaxcost.observation.hlo.scope import primitive_of
 
 _MAX_TAPS = 1 << 22  # beyond this a window is not counted tap by tap; the largest met has 4096
 _MOST_READERS = 256  # of one result; a cut has one
@@ -134,31 +135,68 @@ def count_convolution(
 
 
 def count_unpadded(
-    before: tuple[int, ...], rhs: tuple[int, ...], out: tuple[int, ...], proto: Proto, padding: Proto
-) -> int | None:
-    """FLOPs of a convolution whose input of sizes `before` was padded (and dilated) by an instruction of its own: taps
-    on what was written out are left out again. None where batch or features were padded too.
+    before: tuple[int, ...], rhs: tuple[int, ...], out: tuple[int, ...], proto: Proto, padding: Proto | None,
+    kernel_padding: Proto | None = None,
+) -> int | None:  # fmt: skip
+    """FLOPs of a convolution whose input of sizes `before`, or kernel of sizes `rhs`, was padded (and dilated) by an
+    instruction of its own: taps on what was written out are left out again. None where batch or features were padded
+    too, or a kernel at its ends.
     """
     numbers = proto.convolution_dimension_numbers
-    if len(padding.dimensions) != len(before):
-        return None
     bare = message("HloInstructionProto")
     bare.convolution_dimension_numbers.CopyFrom(numbers)
     bare.window.CopyFrom(proto.window)
     bare.feature_group_count, bare.batch_group_count = proto.feature_group_count, proto.batch_group_count
-    spatial = list(numbers.input_spatial_dimensions)
-    for index, edge in enumerate(padding.dimensions):
-        if index not in spatial:
-            if edge.edge_padding_low or edge.edge_padding_high or edge.interior_padding:
-                return None
-            continue
-        window = bare.window.dimensions[spatial.index(index)]
-        if edge.interior_padding and window.base_dilation > 1:
+    for written, sizes, spatial in (
+        (padding, before, list(numbers.input_spatial_dimensions)),
+        (kernel_padding, rhs, list(numbers.kernel_spatial_dimensions)),
+    ):
+        if written is not None and len(written.dimensions) != len(sizes):
             return None
-        window.padding_low += edge.edge_padding_low
-        window.padding_high += edge.edge_padding_high
-        window.base_dilation = (window.base_dilation or 1) * (edge.interior_padding + 1)
+        for index, edge in enumerate(written.dimensions if written is not None else ()):
+            if index not in spatial:
+                if edge.edge_padding_low or edge.edge_padding_high or edge.interior_padding:
+                    return None
+                continue
+            window = bare.window.dimensions[spatial.index(index)]
+            if written is kernel_padding:
+                if edge.edge_padding_low or edge.edge_padding_high:
+                    return None
+                window.size = sizes[index]
+                window.window_dilation = (window.window_dilation or 1) * (edge.interior_padding + 1)
+                continue
+            if edge.interior_padding and window.base_dilation > 1:
+                return None
+            window.padding_low += edge.edge_padding_low
+            window.padding_high += edge.edge_padding_high
+            window.base_dilation = (window.base_dilation or 1) * (edge.interior_padding + 1)
     return count_convolution(before, rhs, out, bare).flops
+
+
+def padding_behind(operand: Instruction) -> tuple[tuple[int, ...], Proto] | None:
+    """The sizes before the compiler's own pad behind an operand, and that padding, both in the operand's order of
+    dimensions; None where there is no such pad (a program's own ends its name in `/pad`), and no sizes where it cannot
+    be followed.
+    """
+    at: Instruction | None = operand
+    order: list[int] | None = list(range(len(operand.shape.dims)))
+    for _ in range(16):
+        if at is None or at.opcode == "pad":
+            break
+        if at.opcode == "transpose" and order is not None:
+            moved = list(at.proto.dimensions)
+            order = [moved[axis] for axis in order] if len(moved) == len(order) else None
+        elif at.opcode in ("bitcast", "reshape") and at.operands[0].shape.dims != at.shape.dims:
+            order = None
+        at = behind(at) if at.opcode in (*_ANY_ORDER, "convert", "fusion", "parameter") else None
+    if at is None or (at.op_name and primitive_of(at.op_name) == "pad"):
+        return None
+    before, edges = at.operands[0].shape.dims, at.proto.padding_config.dimensions
+    if order is None or not len(order) == len(before) == len(edges):
+        return (), message("PaddingConfig")
+    config = message("PaddingConfig")
+    config.dimensions.extend([edges[axis] for axis in order])
+    return tuple(before[axis] for axis in order), config
 
 
 def cut_of(at: Instruction) -> tuple[tuple[int, ...], Proto] | None:

@@ -215,6 +215,20 @@ def test_a_gradient_of_an_input_padded_for_the_library_is_cut_to_size():
     assert all(row.flops > inside for row in rows)
 
 
+@pytest.mark.cuda
+def test_a_gradient_written_over_a_padded_kernel_has_the_same_products():
+    def conv(x, w):
+        return jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    # Four pixels and wide features: the kernel is padded and transposed, and convolved with a dilated gradient.
+    x, w = array(2, 4, 4, 512), array(3, 3, 512, 512)
+    inside = 2 * brute_pairs(3, 4, 2, 2, 0, 1, 1) ** 2 * 512 * 512 * 2
+    grad = jax.grad(lambda x, w: jnp.sum(conv(x, w) ** 2), (0, 1))
+    rows = read_hlo(dump_cuda(grad, x, w), platform="cuda").contractions.rows
+    assert [row.logical_flops for row in rows] == [inside] * 3
+    assert all(row.flops > inside for row in rows)
+
+
 def one_window(**window: int):
     """A convolution over one dimension, of [batch, feature, space] and [space, feature in, feature out]."""
     proto = message("HloInstructionProto")
