@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from math import prod
 
-from jaxcost.audits.arguments import Bound, bound_arguments, whole_argument
+from jaxcost.audits.arguments import Bound, bound_arguments, returned, whole_argument
 from jaxcost.audits.donation import ELEMENTWISE, Possible
 from jaxcost.audits.remat import checkpoints
 from jaxcost.audits.replay import Change, Edit, Held, Replay
@@ -299,10 +299,20 @@ def _loop_copies(replay: Replay) -> Iterator[Change]:
 
 
 def _microbatches(replay: Replay, arguments: list[Bound]) -> Iterator[Change]:
-    """Half of the batch at a time, with the gradients summed: only for a step whose parameters are known."""
+    """Half of the batch at a time, with the gradients summed.
+
+    Parameters are the arguments whose paths say so; failing that those with a result of their shape and type, which is
+    their gradient or their new value.
+    """
     parameters = [
         a for a in arguments if a.parameter is not None and replay.purposes.argument(a.path).name == PARAMETER
     ]
+    if not parameters:
+        made = {(r.shape.dtype, r.shape.dims) for r in returned(replay.evidence) if r.shape.dims}
+        parameters = [
+            a for a in arguments
+            if a.parameter is not None and (a.parameter.shape.dtype, a.parameter.shape.dims) in made
+        ]  # fmt: skip
     if not parameters or not any(h.kind.name == GRADIENT for h in replay.held):
         return
     owned = {a.parameter.shape.size for a in parameters if a.parameter is not None}

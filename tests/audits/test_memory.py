@@ -203,6 +203,30 @@ def test_no_checkpoint_is_proposed_where_it_would_save_nothing(pool):
         assert all(row["kind"] != "checkpoint" for row in rows)
 
 
+@pytest.mark.cuda
+def test_what_xla_itself_would_recompute(pool):
+    """A program above the limit of XLA's own pass on its device: the second compile says what the defaults do."""
+
+    def loss(ws, x):
+        for w in ws:
+            a = x @ w
+            x = x + jnp.tanh(a) * jax.nn.sigmoid(a)
+        return jnp.square(x).sum()
+
+    weights = [array(1024, 1024, dtype="bfloat16")] * 12
+    for rows, needed in ((1_000_000, True), (10_000, False)):
+        x = array(rows, 1024, dtype="bfloat16")
+        seen = audit(jax.grad(loss), weights, x, target="a6000", pool=pool)
+        section = adds_up(seen.memory)["rematerialisation"]
+        assert (section["expected"], section["fits"]) == (needed, not needed)
+        assert (section["believed_bytes"] > section["limit_bytes"]) == needed
+        assert (section["second"] is not None) == needed
+        assert any(f["kind"] == "rematerialisation" for f in seen.findings) == needed
+        if needed:
+            assert section["second"]["live_peak_bytes"] < seen.memory["live_peak_bytes"]
+            assert section["second"]["excess_flops"] > 0 and section["second"]["remat_instructions"] > 0
+
+
 # What its author may not know of ----------------------------------------------------------------------------------
 
 TABLE = np.arange(MIB, dtype=np.float32).reshape(1024, 1024)
