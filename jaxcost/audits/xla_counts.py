@@ -89,7 +89,9 @@ class Recount:
 
 def _size(shape: Shape) -> int:
     """Bytes of all arrays of a shape as they are stored."""
-    return sum(leaf.bytes for leaf in shape.leaves() if leaf.dtype != "token")
+    if not shape.is_tuple:
+        return 0 if shape.dtype == "token" else shape.bytes
+    return sum(_size(element) for element in shape.elements)
 
 
 def _is_view(at: Instruction) -> bool:
@@ -217,8 +219,9 @@ def _fusion_bytes(at: Instruction) -> int:
 
 
 def _bytes(at: Instruction) -> float:
+    """Bytes of one instruction; none inside a fusion, which has those of its border."""
     opcode, operands = at.opcode, at.operands
-    if opcode in _NO_BYTES:
+    if opcode in _NO_BYTES or at.computation.is_fusion:
         return 0
     if opcode == "fusion":
         return _fusion_bytes(at)
