@@ -46,7 +46,8 @@ def test_each_reason_has_its_name(pool, target):
     assert {rows["reshaped"][0], rows["left"][0]} in ({None, "taken"}, {"dropped"})
     used = 4 * (512 * 512 + sum(256 * 256 for name in ("reshaped", "left") if rows[name][0] is None))
     assert section["used_bytes"] == used and section["donated"] == 6
-    assert section["in_vain_bytes"] == 4 * (1024**2 + 4900 + 512**2 + 2 * 256**2 + 64**2) - used
+    cut = 8 * 768 if target.startswith("tpu") else 7 * 700  # in tiles of 8 x 128, the 700 along the lanes
+    assert section["in_vain_bytes"] == 4 * (1024**2 + cut + 512**2 + 2 * 256**2 + 64**2) - used
 
 
 def test_two_arguments_for_one_result(pool):
