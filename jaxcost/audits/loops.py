@@ -49,7 +49,8 @@ def section(evidence: Evidence, notes: Notes) -> list[dict[str, Any]]:
         if loop.trips != 1 and per_trip != ZERO and loop.source != "unreached":
             wrong.append((loop, per_trip, in_all))
         rows.append(row)
-    _counted_once(wrong, notes, given=evidence.program.cost_analysis is not None)
+    if evidence.program.cost_analysis is not None:  # without one there is no number that could mislead
+        _counted_once(wrong, notes)
     return rows
 
 
@@ -59,14 +60,13 @@ def _trips(loop: Loop) -> int | dict[str, int] | None:
     return None if loop.maximum is None else {"minimum": loop.minimum, "maximum": loop.maximum}
 
 
-def _counted_once(loops: list[tuple[Loop, Total, Total]], notes: Notes, *, given: bool) -> None:
+def _counted_once(loops: list[tuple[Loop, Total, Total]], notes: Notes) -> None:
     """Say of the loops with most in them that XLA counts their bodies once."""
-    analysis = "XLA's cost analysis" if given else "XLA's cost analysis (none is given here)"
     loops = sorted(loops, key=lambda item: -(item[2].maximum if item[2].maximum is not None else 1 << 62))
     for loop, per_trip, in_all in loops[:NAMED]:
         often = "an unknown number of" if loop.total.maximum is None else f"{loop.total.maximum:,}"
         most = "up to " if loop.total.value is None and loop.total.maximum is not None else ""
-        text = f"{analysis} counts the body of {loop.instruction} once; it runs {most}{often} times a step"
+        text = f"XLA's cost analysis counts the body of {loop.instruction} once; it runs {most}{often} times a step"
         if per_trip.value is not None:
             text += f", {per_trip.value:,} FLOPs each"
         more: dict[str, Any] = {}
@@ -74,4 +74,4 @@ def _counted_once(loops: list[tuple[Loop, Total, Total]], notes: Notes, *, given
             more["flops"] = in_all.value - per_trip.value
         notes.find("loop_counted_once", text, where=loop.op_name or loop.instruction, **more)
     if len(loops) > NAMED:
-        notes.find("loop_counted_once", f"{analysis} counts the bodies of {len(loops) - NAMED} more loops once")
+        notes.find("loop_counted_once", f"it counts the bodies of {len(loops) - NAMED} more loops once")

@@ -12,11 +12,12 @@ from tests.observation.hlo.building import dot, loop
 from tests.observation.hlo.test_trips import flagged, within_a_loop
 
 ONCE = 2 * 2 * 3 * 4
+COSTS = {"flops": 1.0}
 
 
-def rows(made: ByHand, **options):
+def rows(made: ByHand, costs=COSTS, **options):
     notes = Notes()
-    program = Program("proto", "hand", made.bytes(), "tpu")
+    program = Program("proto", "hand", made.bytes(), "tpu", cost_analysis=costs)
     found = loops.section(gather(program, **options), notes)
     return {row["name"]: row for row in found}, notes
 
@@ -32,6 +33,7 @@ def test_a_loop_with_what_it_holds():
     (finding,) = notes.findings
     assert finding["kind"] == "loop_counted_once" and finding["flops"] == 4 * ONCE
     assert "runs 5 times" in finding["text"]
+    assert not rows(made, costs=None)[1].findings, "without a cost analysis there is none to be wrong"
 
 
 def test_a_bounded_loop_is_an_interval_and_can_be_supplied():
