@@ -31,6 +31,8 @@ CPU_LITTLE_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_c
 
 # No buffer assignment is public for CUDA and TPU. The dump has it, in one file, also where the compiler then refuses.
 DUMP_OPTIONS: dict[str, Any] = {"xla_dump_hlo_as_proto": True}
+# A leaf of a module as `nnx.jit` hands it to JAX.
+_NUMBERED = re.compile(r"(?P<argument>.+?)\.states\[\d+\]\[\d+\](?P<rest>.*)")
 _DUMPED = re.compile(r"module_(?P<number>[0-9]+)\.(?P<rest>.+)")
 
 
@@ -198,12 +200,13 @@ def _without_backend(primitive: Any, platform: str) -> Callable[..., Any]:
     return lower
 
 
-def trace_filter_jit(function: Any, *args: Any, **keywords: Any) -> Any:
-    """Trace a call of an `eqx.filter_jit` function.
+def trace_filter_jit(function: Any, *args: Any, **keywords: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    """Trace a call of an `eqx.filter_jit` function; return it, and the leaves that it holds fixed by their paths.
 
     Its public `lower` lowers for the platform present and takes only real arrays; an abstract one would be static.
-    Here its own jit is traced with the arguments split as it splits them, abstract arrays on the traced side. Read
-    from equinox 0.13.8 (`equinox._jit`).
+    Here its own jit is traced with the arguments split as it splits them, abstract arrays on the traced side. It hands
+    its jit lists of leaves, so that JAX names them by number; the order of the leaves gives them the names they have in
+    the call. Read from equinox 0.13.8 (`equinox._jit`).
     """
     import equinox as eqx
     import jax
@@ -214,6 +217,7 @@ def trace_filter_jit(function: Any, *args: Any, **keywords: Any) -> Any:
 
     bound = function._signature.bind(*args, **keywords)
     every: tuple[Any, ...] = (*bound.args, None)  # its own dummy, for a call without arguments
+    names = argument_names(function._signature, len(bound.args))
     dynamic_first, static_first = hashable_partition(every[0], traced)
     dynamic_rest, static_rest = hashable_partition((every[1:], bound.kwargs), traced)
     kept: dict[str, Any] = {}
@@ -221,7 +225,99 @@ def trace_filter_jit(function: Any, *args: Any, **keywords: Any) -> Any:
     (given if function.donate_first else kept)["first"] = dynamic_first
     (given if function.donate_rest else kept)["fun"] = function._dynamic_fun
     (given if function.donate_rest else kept)["rest"] = dynamic_rest
-    return function._cached.trace(given, kept, (function._static_fun, static_first, static_rest))
+    own = jax.tree_util.tree_unflatten(function._static_fun[1], range(len(function._dynamic_fun)))
+    rest = list(zip(names[1:], every[1:-1], strict=False)) + sorted(bound.kwargs.items())
+    paths = {
+        "first": _leaf_paths([(names[0], every[0])] if names else []),
+        "fun": _leaf_paths([("self", own)]),
+        "rest": _leaf_paths(rest),
+    }
+    leaves = {"first": dynamic_first, "fun": function._dynamic_fun, "rest": dynamic_rest}
+    order = [name for part in (given, kept) for name in sorted(part)]
+    called = [path for name in order for path, leaf in zip(paths[name], leaves[name], strict=True) if leaf is not None]
+    held = {"first": static_first[0], "fun": function._static_fun[0], "rest": static_rest[0]}
+    fixed = [
+        (path, leaf)
+        for name, values in held.items()
+        if len(paths[name]) > (name == "fun")  # a function is itself its only leaf
+        for path, leaf, array in zip(paths[name], values, leaves[name], strict=True)
+        if array is None
+    ]
+    stage = function._cached.trace(given, kept, (function._static_fun, static_first, static_rest))
+    return renamed(stage, called), fixed
+
+
+def argument_names(signature: Any, count: int) -> list[str]:
+    """The names of positional arguments, as JAX writes them."""
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}[{index}]" for index in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return names[:count]
+
+
+def _leaf_paths(named: Sequence[tuple[str, Any]]) -> list[str]:
+    """The paths of all leaves of some named values, in order."""
+    import jax
+
+    return [
+        name + jax.tree_util.keystr(path)
+        for name, value in named
+        for path, _ in jax.tree_util.tree_leaves_with_path(value)
+    ]
+
+
+def renamed(traced: Any, names: Sequence[str]) -> Any:
+    """Return a `jax.stages.Traced` whose arguments have other names; the same where their number is another one.
+
+    The names are in the debug information of its jaxpr, which JAX keeps for later calls: that one stays as it is.
+    """
+    jaxpr = traced.jaxpr
+    old = jaxpr.jaxpr.debug_info
+    if old.arg_names is None or len(old.arg_names) != len(names) or tuple(old.arg_names) == tuple(names):
+        return traced
+    inner = jaxpr.jaxpr.replace(debug_info=old._replace(arg_names=tuple(names)))
+    params = {**traced._params, "jaxpr": jaxpr.replace(jaxpr=inner)}
+    return type(traced)(traced._meta_tys_flat, params, traced._in_tree, traced.out_tree, traced._consts)
+
+
+def with_own_names(traced: Any) -> Any:
+    """Return a `jax.stages.Traced` with the paths of a module's variables, where `nnx.jit` numbered them.
+
+    It hands its jit each module as a graph definition and a list of leaves; put together again with names for leaves,
+    the module says where each lies. Read from flax 0.12.8 (`flax.nnx.extract`); names that cannot be told so stay.
+    """
+    old = traced.jaxpr.jaxpr.debug_info.arg_names
+    if old is None or len(old) != traced._in_tree.num_leaves or not any(_NUMBERED.fullmatch(name) for name in old):
+        return traced
+    try:
+        paths = _paths_in_modules(traced._in_tree.unflatten(list(old)))
+    except (ImportError, AttributeError, LookupError, TypeError, ValueError):
+        return traced
+    return renamed(traced, [paths.get(name, name) for name in old])
+
+
+def _paths_in_modules(call: Any) -> dict[str, str]:
+    import jax
+    from flax import nnx
+    from flax.nnx import extract
+
+    def merge(context: Any, path: Any, prefix: Any, leaf: Any) -> Any:
+        whole = isinstance(leaf, extract.NodeStates)
+        return context.unflatten(leaf.graphdef, *leaf.states) if whole else leaf
+
+    found: dict[str, str] = {}
+    args, keywords = extract.from_tree(call, merge_fn=merge, is_inner=True, ctxtag=None)
+    for value in (*args, *keywords.values()):
+        for path, variable in () if isinstance(value, str) else nnx.to_flat_state(nnx.state(value)):
+            keys = "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in path)
+            for leaf in jax.tree_util.tree_leaves(variable):
+                match = _NUMBERED.fullmatch(leaf) if isinstance(leaf, str) else None
+                if match is not None and leaf not in found:  # a variable of two modules is handed over once
+                    found[leaf] = f"{match['argument']}{keys}{match['rest']}"
+    return found
 
 
 def plain_stage(stage: Any) -> Any:
@@ -264,8 +360,8 @@ def compile_portable(module: Portable, devices: Sequence[Any], options: Mapping[
     """Compile a module for devices in their logical order and return the runtime's executable.
 
     `Lowered.compile` takes no devices of another platform than the process has, so its last step is taken here, with
-    the options that it would make. Ahead-of-time devices give an executable that is never loaded. Unchanged in jax
-    0.11 but for the type checks of `backend_compile_and_load`.
+    the options that it would make. Ahead-of-time devices give an executable that is never loaded. Tried with jax 0.10.2
+    alone: of 0.11 only the sources of `compiler` were looked at, and nothing was compiled with it.
     """
     import numpy as np
     from jax._src import compiler

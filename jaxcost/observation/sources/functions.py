@@ -37,6 +37,7 @@ JIT_OPTIONS = (
 # A module holds its constants as text or bytes several times over on its way; jit would make the same program of them.
 MOST_CONSTANT_BYTES = 2**30
 _NARROW = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2, "int1": 1, "uint1": 1}
+_NAMED, _SHORT = 8, 32  # fixed leaves that a note names, and the longest value it shows
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print", "outside_call")
 
 
@@ -69,14 +70,17 @@ def lower_function(
         remedy = "give a function, and its arguments after it; or a stage of jax.jit (traced, lowered, compiled)"
         raise reject("function", function, "cannot be called", remedy)
     with _axes(mesh) as within:
-        traced = _refusing("trace", function, lambda: trace(function, tuple(args), dict(keywords), given, within))
-        return lower_traced(traced, platform=platform, function=function, mesh=within)
+        traced, fixed = _refusing(
+            "trace", function, lambda: trace(function, tuple(args), dict(keywords), given, within)
+        )
+        return lower_traced(traced, platform=platform, function=function, mesh=within, fixed=fixed)
 
 
 def lower_traced(
-    traced: Any, *, platform: Family, function: Any = None, mesh: Any = None
+    traced: Any, *, platform: Family, function: Any = None, mesh: Any = None, fixed: Sequence[tuple[str, Any]] = ()
 ) -> tuple[Lowered, private.Portable]:
-    """Lower a `jax.stages.Traced` for a platform, in the context of a mesh where one is given.
+    """Lower a `jax.stages.Traced` for a platform, in the context of a mesh where one is given. `fixed`: leaves of the
+    call that are no arrays, by their paths.
 
     A shard_map or a constraint over abstract devices, in a program whose arguments name no mesh, brings its own.
 
@@ -84,6 +88,7 @@ def lower_traced(
         RejectedError: JAX cannot lower it.
     """
     name = function if function is not None else getattr(traced, "fun_name", "the traced stage")
+    traced = private.with_own_names(traced)
     captured = sum(constant.bytes for constant in constants(traced.jaxpr))
     if captured > MOST_CONSTANT_BYTES:
         rule = f"captures {captured:,} bytes of arrays, which would be written into the module"
@@ -95,7 +100,30 @@ def lower_traced(
         if mesh is None and inner is not None and inner.size > private.device_count(lowered):
             lowered = _refusing("lower", name, lambda: private.lower_for(traced, platform, inner))
     said = tuple(dict.fromkeys(str(item.message).split("\n")[0][:400] for item in heard))
-    return describe(lowered, platform, jaxpr=traced.jaxpr, said=said)
+    return describe(lowered, platform, jaxpr=traced.jaxpr, said=(*said, *_held_fixed(fixed)))
+
+
+def _held_fixed(fixed: Sequence[tuple[str, Any]]) -> Iterator[str]:
+    """One note on the leaves that are no arrays. Another value of one of them is another program."""
+    if not fixed:
+        return
+    shown = ", ".join(f"{path} ({_short(leaf)})" for path, leaf in fixed[:_NAMED])
+    more = f", and {len(fixed) - _NAMED} more" if len(fixed) > _NAMED else ""
+    several = (
+        "leaves of the arguments are no arrays and are"
+        if len(fixed) > 1
+        else "leaf of the arguments is no array and is"
+    )
+    yield f"{len(fixed)} {several} held fixed: {shown}{more}"
+
+
+def _short(leaf: Any) -> str:
+    """A leaf in a few words: a name, a small value, or its type."""
+    name = getattr(leaf, "__name__", None)
+    if isinstance(name, str):
+        return name
+    plain = isinstance(leaf, bool | int | float | complex | str) and len(repr(leaf)) <= _SHORT
+    return repr(leaf) if plain else type(leaf).__name__
 
 
 def describe(
@@ -136,8 +164,10 @@ def describe(
 
 def trace(
     function: Any, args: tuple[Any, ...], keywords: dict[str, Any], options: Mapping[str, Any], mesh: Any = None
-) -> Any:
-    """Return the `jax.stages.Traced` of a call. Raises whatever the function or JAX raises."""
+) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return the `jax.stages.Traced` of a call, and the leaves that it holds fixed. Raises what the function or JAX
+    raises.
+    """
     function, args, keywords = _unwrapped(function, args, keywords)
     own = _compiled_already(function)
     if own is not None:
@@ -181,12 +211,12 @@ def _is_method(function: Any) -> bool:
     return all(hasattr(function, name) for name in ("__func__", "__self__"))
 
 
-def _compiled_already(function: Any) -> Callable[..., Any] | None:
+def _compiled_already(function: Any) -> Callable[..., tuple[Any, list[tuple[str, Any]]]] | None:
     """Return how a function that brings its own jit is traced, None for a plain one."""
     if hasattr(function, "_cached") and hasattr(function, "donate_first"):  # eqx.filter_jit
         return functools.partial(private.trace_filter_jit, function)
     if callable(getattr(function, "trace", None)) and callable(getattr(function, "lower", None)):
-        return lambda *args, **keywords: private.plain_stage(function.trace(*args, **keywords))
+        return lambda *args, **keywords: (private.plain_stage(function.trace(*args, **keywords)), [])
     return None
 
 
@@ -252,7 +282,9 @@ def _split(value: Any) -> tuple[Any, _Fixed]:
     return tree.unflatten([None if at else leaf for at, leaf in zip(fixed, leaves, strict=True)]), _Fixed(fixed, tree)
 
 
-def _jitted(function: Any, args: tuple[Any, ...], keywords: dict[str, Any], options: Mapping[str, Any]) -> Any:
+def _jitted(
+    function: Any, args: tuple[Any, ...], keywords: dict[str, Any], options: Mapping[str, Any]
+) -> tuple[Any, list[tuple[str, Any]]]:
     static_numbers, static_names = _static(function, options, len(args))
     split = [(arg, None) if number in static_numbers else _split(arg) for number, arg in enumerate(args)]
     named = {name: (arg, None) if name in static_names else _split(arg) for name, arg in keywords.items()}
@@ -270,7 +302,25 @@ def _jitted(function: Any, args: tuple[Any, ...], keywords: dict[str, Any], opti
         inner = getattr(function, "func", None)
         call.__name__ = call.__qualname__ = getattr(inner, "__name__", type(function).__name__)
     jitted = jax.jit(call, **options)
-    return jitted.trace(*(arg for arg, _ in split), **{name: arg for name, (arg, _) in named.items()})
+    traced = jitted.trace(*(arg for arg, _ in split), **{name: arg for name, (arg, _) in named.items()})
+    names = private.argument_names(inspect.signature(function), len(args)) if _has_signature(function) else []
+    names += [f"args[{number}]" for number in range(len(names), len(args))]
+    every = [*zip(names, args, split, strict=True), *((name, keywords[name], named[name]) for name in keywords)]
+    return traced, [
+        (name + jax.tree_util.keystr(path), leaf)
+        for name, value, (_, fixed) in every
+        if fixed is not None
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+        if not _is_traced(leaf)
+    ]
+
+
+def _has_signature(function: Any) -> bool:
+    try:
+        inspect.signature(function)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _static(function: Any, options: Mapping[str, Any], count: int) -> tuple[set[int], set[str]]:

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcost.contracts.errors import RejectedError
-from jaxcost.observation.private import Portable
+from jaxcost.observation.private import Portable, plain_stage
 from jaxcost.observation.sources import Lowered
 from jaxcost.observation.sources.functions import array_bytes, lower_function, lower_traced
 
@@ -131,6 +131,15 @@ def test_an_equinox_step_with_optax_state(real, wrap, platform):
     donated = [a for a in lowered.arguments if a.donated]
     assert len(donated) == 13 + 2 and sum(a.bytes for a in lowered.arguments if not a.donated) == 4 * 484
     assert not lowered.constants
+    layers = [f"layers[{n}].{part}" for n in range(3) for part in ("weight", "bias")]
+    states = ["count", *(f"{moment}.{layer}" for moment in ("mu", "nu") for layer in layers)]
+    expected = [f"model.{layer}" for layer in layers] + [f"state[0].{part}" for part in states] + ["x", "y"]
+    assert sorted(of(lowered)) == sorted(expected)
+    sizes = {a.path: a.shape for a in lowered.arguments}
+    assert sizes["model.layers[0].weight"] == sizes["state[0].nu.layers[0].weight"] == (16, 8)
+    assert sizes["model.layers[2].bias"] == (4,) and sizes["y"] == (32, 4)
+    (note,) = [text for text in lowered.warnings if "held fixed" in text]
+    assert note.startswith("2 leaves of the arguments are no arrays") and "model.activation (" in note
     # forward, and all of backward but the gradient of the first layer's input
     assert lowered.jaxpr["flops"] == 2 * 32 * (3 * (8 * 16 + 16 * 16 + 16 * 4) - 8 * 16)
 
@@ -139,6 +148,51 @@ def test_equinox_takes_static_arguments_as_it_does():
     function = eqx.filter_jit(lambda model, x, n=2: jax.vmap(model)(x) * n)
     lowered, _ = lower(function, mlp(), shape(32, 8), n=3)
     assert len(lowered.arguments) == 6 + 1
+
+
+def test_arguments_of_filter_jit_have_the_names_of_the_call():
+    @eqx.filter_jit(donate="all-except-first")
+    def function(first, *more, scale, **others):
+        return first["w"] @ more[1] * scale + others["bias"] + more[0]["a"][1]
+
+    more = {"a": [shape(3), shape(4)]}, shape(4, 4)
+    lowered, _ = lower(function, {"w": shape(4, 4)}, *more, scale=2, bias=shape(4, dtype=jnp.bfloat16))
+    known = {a.path: (a.donated, a.kept, a.dtype) for a in lowered.arguments}
+    assert known == {
+        "first['w']": (False, True, "float32"), "more[0]['a'][0]": (True, False, "float32"),
+        "more[0]['a'][1]": (True, True, "float32"), "more[1]": (True, True, "float32"),
+        "bias": (True, True, "bfloat16"),
+    }  # fmt: skip
+    assert any("scale (2)" in text for text in lowered.warnings)
+    again, _ = lower(function, {"w": shape(4, 4)}, *more, scale=2, bias=shape(4, dtype=jnp.bfloat16))
+    assert of(again) == of(lowered), "the names that JAX keeps are its own"
+
+
+@pytest.mark.parametrize("given", ["function", "stage"])
+def test_arguments_of_nnx_jit_have_the_paths_of_their_variables(given):
+    from flax import nnx
+
+    class Both(nnx.Module):
+        def __init__(self, rngs):
+            self.second, self.first = nnx.Linear(8, 8, rngs=rngs), nnx.Linear(8, 4, rngs=rngs)
+            self.tied = self.second
+
+    @nnx.jit
+    def nnx_step(model, optimizer, x):
+        gradient = nnx.grad(lambda m: jnp.mean(m.first(m.second(m.tied(x)))))(model)
+        optimizer.update(model, gradient)
+
+    model = Both(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, ADAM, wrt=nnx.Param)
+    call = model, optimizer, jnp.zeros((2, 8))
+    if given == "stage":
+        lowered, _ = lower_traced(plain_stage(nnx_step.trace(*call)), platform="cpu")
+    else:
+        lowered, _ = lower(nnx_step, *call)
+    known = {a.path: a.shape for a in lowered.arguments}
+    assert known["model.first.kernel"] == known["optimizer.opt_state[0].mu.first.kernel"] == (8, 4)
+    assert known["model.second.kernel"] == (8, 8) and known["model.first.bias"] == (4,) and "x" in known
+    assert not any("states" in path or "tied" in path for path in known)
 
 
 class Linear(eqx.Module):
