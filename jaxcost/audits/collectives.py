@@ -37,6 +37,7 @@ WIRE = "bytes that one device sends, all members of its group in a ring"
 INSIDE, BETWEEN = "inside", "between"
 _MAX_WALK = 64
 _MAX_USES = 256
+_LISTED = 4096  # members of all groups of a row, beyond which only their layout is given
 _CAST = "convert_element_type"
 _FRAMES = ("fusion", "call", "async-start")
 _MOVES = frozenset(
@@ -136,6 +137,7 @@ class _Row:
             "axes": None if self.axes is None else list(self.axes),
             "along": None if self.along is None else list(self.along), "axes_reason": self.axes_reason,
             "layout": _layout(row.groups, row.kind),
+            "groups": _listed(row.groups),
             "group_size": row.group_size, "group_sizes": sizes, "group_count": len(row.groups), "dtype": row.dtype,
             "user_dtype": self.user_dtype, "arrays": max(1, len(row.parts)), "operand_bytes": self.operand,
             "result_bytes": self.result, "stored_bytes": self.stored, "user_bytes": self.user, "wire_bytes": self.wire,
@@ -211,10 +213,17 @@ def _row(evidence: Evidence, found: Collective, named: Mapping[str, int], casts:
         nodes, link = target.slice_count if target is not None else None, BETWEEN
     elif nodes is not None:
         link = BETWEEN if nodes > 1 or crossing else INSIDE
+    elif target is not None and target.family != "cpu" and target.node_count == target.slice_count == 1:
+        link = INSIDE
     return _Row(
         found, axes, along, reason, operand, result, found.operand_bytes, dtype, user, wire, wire_reason, link, nodes,
         crossing,
     )  # fmt: skip
+
+
+def _listed(groups: Groups) -> list[list[int]] | None:
+    """The members of each group, logical ids in order; None where they are too many to list (see `layout`)."""
+    return [list(group) for group in groups] if sum(map(len, groups)) <= _LISTED else None
 
 
 # Who takes part ---------------------------------------------------------------------------------------------------

@@ -246,6 +246,7 @@ def test_groups_that_are_no_whole_axis(compiled, target):
     (row,), _, _ = read(compiled("subgroups", target))
     assert row["axes"] is None and row["along"] == ["d"] and "no whole axes" in row["axes_reason"]
     assert (row["group_size"], row["group_count"], row["layout"]) == (4, 2, "4 devices, stride 1")
+    assert row["groups"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert row["wire_bytes"] == 2 * 3 * SHARD // 4
 
 
@@ -262,7 +263,7 @@ def test_inside_and_between_nodes(compiled):
     (row,), _, _ = read(compiled("shift", "h100:2x4"))
     assert (row["pairs"], row["pairs_between"], row["link"]) == (8, 2, "between")
     (row,), _, _ = read(compiled("shift", "h100:8"))
-    assert (row["pairs"], row["pairs_between"], row["link"]) == (8, None, None)
+    assert (row["pairs"], row["pairs_between"], row["link"]) == (8, None, "inside")
 
 
 @pytest.mark.tpu
