@@ -130,14 +130,12 @@ def _equimo(name: str) -> Program:
 
 
 def _resnet50() -> Program:
-    import haiku as hk
-
+    hk = pytest.importorskip("haiku")
     return _haiku(lambda: hk.nets.ResNet50(1000))
 
 
 def _mobilenet_v1() -> Program:
-    import haiku as hk
-
+    hk = pytest.importorskip("haiku")
     # Haiku does not pad at the first convolution, the paper does: with two pixels more, shapes are the paper's.
     return _haiku(lambda: hk.nets.MobileNetV1(num_classes=1000), pixels=226)
 
