@@ -11,28 +11,29 @@ import gc
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, repeat
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxcost.contracts.errors import Problem, RejectedError
 from jaxcost.observation.hlo.opcodes import KNOWN_OPCODES, called_by, operands_of
-from jaxcost.observation.hlo.schema import NOTHING, Proto, Split, columns, message, split
+from jaxcost.observation.hlo.schema import NOTHING, Proto, Split, part, split
 from jaxcost.observation.hlo.shapes import Shape, read_shape
 
 _REMEDY = "the dump is damaged or hand-edited: dump the module again"
 _MAX_PROBLEMS = 20
 MAX_CALL_DEPTH = 128  # computations that call one another; the deepest met is 9
 MAX_DEVICES = 1 << 20
-_RULED = frozenset("parameter get-tuple-element tuple fusion call while".split())
+_RULED = frozenset("get-tuple-element tuple fusion call while".split())
 
 Ints: TypeAlias = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class Instruction:
@@ -40,6 +41,7 @@ class Instruction:
 
     `metadata` is its OpMetadata; `number` the parameter number or tuple index of what has one, else 0; `proto` the
     whole HloInstructionProto, for the rarer fields. `proto` and `users` are made when they are first asked for.
+    Instructions are made by `read_module` alone, which sets their slots: an initialiser would be a third of its time.
     """
 
     __slots__ = (
@@ -60,26 +62,10 @@ class Instruction:
     proto: Proto
     raw: bytes
 
-    def __init__(
-        self, id: int, name: str, opcode: str, shape: Shape, metadata: Proto, op_name: str, number: int,
-        computation: Computation, operands: tuple[Instruction, ...], called: tuple[Computation, ...], raw: bytes,
-    ) -> None:  # fmt: skip
-        self.id = id
-        self.name = name
-        self.opcode = opcode
-        self.shape = shape
-        self.metadata = metadata
-        self.op_name = op_name
-        self.number = number
-        self.computation = computation
-        self.operands = operands
-        self.called = called
-        self.raw = raw
-
     def __getattr__(self, name: str) -> Any:
         # Only reached while a slot is empty.
         if name == "proto":
-            self.proto = message("HloInstructionProto", self.raw)
+            self.proto = part("HloInstructionProto", self.raw)
             return self.proto
         if name == "users":
             self.computation.link()
@@ -177,6 +163,22 @@ class Module:
         return devices
 
 
+class _Once(dict[bytes, T]):
+    """What is made of bytes, once for all that are the same."""
+
+    def __init__(self, make: Callable[[bytes], T]) -> None:
+        self.make = make
+
+    def __missing__(self, raw: bytes) -> T:
+        made = self[raw] = self.make(raw)
+        return made
+
+
+def _metadata(raw: bytes) -> tuple[Proto, str]:
+    found = part("OpMetadata", raw)
+    return found, found.op_name
+
+
 class _Builder:
     """Columns first, objects last: what can be asked of all instructions together is asked of lists and arrays."""
 
@@ -184,19 +186,18 @@ class _Builder:
         self.proto = parts.module
         self.problems: list[Problem] = []
         self.unknowns = Counter({f"field {name}": count for name, count in parts.unknown.items()})
+        self.parts, self.raw, self.starts = parts, parts.raw, parts.starts
         self.computations: list[Computation] = []
-        self.starts = [0]
-        self.raw: list[bytes] = []
+        self.roots: list[int] = []
         for computation in self.proto.computations:
-            self.raw += computation.instructions
-            self.starts.append(len(self.raw))
+            self.roots.append(computation.root_id)
             self.computations.append(
                 Computation(
                     computation.id, computation.name, computation.is_fusion_computation, computation.execution_thread
                 )
             )
         self.names: list[str] = []
-        self.made: tuple[Instruction, ...] = ()
+        self.made: list[Instruction] = []
 
     def problem(self, path: str, value: object, rule: str) -> None:
         self.problems.append(Problem(path, value, rule, _REMEDY))
@@ -242,68 +243,73 @@ class _Builder:
         total = len(self.raw)
         if not total:
             raise RejectedError([Problem("hlo", 0, "a module has at least one instruction", _REMEDY)])
-        fields = _Fields(self.raw)
+        fields = _Fields(self.parts)
         self.names = fields.names
         ids = fields.ids
         ordered, order = self.unique(ids)
         flat, ends, counts = fields.operands
         operand_numbers = self.operands(flat, ends, counts, ordered, order)
         shapes = self.shapes(fields.shapes)
-        metadata = {raw: message("OpMetadata", raw) for raw in set(fields.metadata)}
-        op_names = {raw: m.op_name for raw, m in metadata.items()}
-        opcodes = {name: name for name in set(fields.opcodes)}
         called = self.called(*fields.called)
+        # What is the same for many is looked up once for each, and made once for all alike.
+        metadata = _Once(_metadata)
+        same: dict[str, str] = {}
+        opcodes = list(map(same.setdefault, fields.opcodes, fields.opcodes))
         owners = chain.from_iterable(map(repeat, self.computations, np.diff(self.starts).tolist()))
-        made = self.made = tuple(
-            map(
-                Instruction, ids.tolist(), self.names, map(opcodes.__getitem__, fields.opcodes), shapes,
-                map(metadata.__getitem__, fields.metadata), map(op_names.__getitem__, fields.metadata), fields.numbers,
-                owners, repeat(()), repeat(()), self.raw,
-            )
-        )  # fmt: skip
+        made = self.made = list(map(object.__new__, repeat(Instruction, total)))
         operands = tuple(map(made.__getitem__, operand_numbers))
-        last = 0
-        for at, end in zip(made, np.cumsum(counts).tolist(), strict=True):
-            if end != last:
-                at.operands = operands[last:end]
-                last = end
+        listed, last = fields.listed, 0
+        for (
+            at, at.id, at.name, at.opcode, at.shape, (at.metadata, at.op_name), at.number, at.computation, at.raw, end,
+        ) in zip(
+            made, listed, self.names, opcodes, shapes, map(metadata.__getitem__, fields.metadata),
+            fields.numbers, owners, self.raw, np.cumsum(counts).tolist(), strict=True,
+        ):  # fmt: skip
+            at.operands = operands[last:end]
+            at.called = ()
+            last = end
         for number, callees in called.items():
             made[number].called = callees
             for callee in callees:
                 callee.callers.append(made[number])
-        self.count_rules(fields.opcodes, counts, fields.called[2])
-        for computation, start, end in zip(self.computations, self.starts, self.starts[1:], strict=False):
-            computation.instructions = list(made[start:end])
-        self.rules()
+        self.count_rules(opcodes, counts, fields.called[2])
+        self.fill(opcodes, fields.numbers)
+        self.rules(opcodes)
         self.limits()
-        return self.module(dict(zip(ids.tolist(), made, strict=True)))
+        return self.module(dict(zip(listed, made, strict=True)))
 
     def shapes(self, raw: list[bytes]) -> list[Shape]:
-        known = {one: read_shape(message("ShapeProto", one)) for one in set(raw)}
+        known = _Once(lambda one: read_shape(part("ShapeProto", one)))
+        found = list(map(known.__getitem__, raw))
         dynamic = sum(shape.dynamic for shape in known.values())
         if dynamic:
             self.unknowns["dynamic dimension (bounded size counted)"] = dynamic
-        return list(map(known.__getitem__, raw))
+        return found
 
     def called(self, flat: Ints, ends: Ints, counts: Ints) -> dict[int, tuple[Computation, ...]]:
         """What is called, by the number of the instruction."""
-        known: dict[int, tuple[int, Computation]] = {}
+        known: dict[int, int] = {}
         for position, computation in enumerate(self.computations):
             if computation.id in known:
                 self.problem(f"hlo.{computation.name}", computation.id, "computation ids must be unique")
-            known[computation.id] = (position, computation)
-        found: dict[int, tuple[Computation, ...]] = {}
-        numbers = np.flatnonzero(counts)
-        last, size, items = ends[numbers].tolist(), counts[numbers].tolist(), flat.tolist()
-        for number, end, many in zip(numbers.tolist(), last, size, strict=True):
-            wanted = items[end - many : end]
-            own = bisect_right(self.starts, number) - 1
-            callees = [known.get(id, (own, None)) for id in wanted]
-            if any(position >= own for position, _ in callees):
-                self.problem(self.path(number), wanted, "called computations must come before")
-            found[number] = tuple(computation for _, computation in callees if computation is not None)
+            known[computation.id] = position
+        numbers, nowhere = np.flatnonzero(counts), len(self.computations)
+        wanted = np.delete(flat, ends).tolist()
+        found = [known.get(id, nowhere) for id in wanted]
+        own = np.searchsorted(np.array(self.starts), numbers, side="right") - 1
+        last = np.cumsum(counts[numbers])
+        bad = np.flatnonzero(np.array(found, dtype=np.int64) >= np.repeat(own, counts[numbers]))
+        for at in dict.fromkeys(np.searchsorted(last, bad, side="right").tolist()):
+            number, many = int(numbers[at]), int(counts[numbers[at]])
+            of = wanted[int(last[at]) - many : int(last[at])]
+            self.problem(self.path(number), of, "called computations must come before")
         self.stop()
-        return found
+        callees = tuple(map(self.computations.__getitem__, found))
+        ends_at = last.tolist()
+        return {
+            number: callees[start:end]
+            for number, start, end in zip(numbers.tolist(), [0, *ends_at], ends_at, strict=False)
+        }
 
     def count_rules(self, opcodes: list[str], operand_counts: Ints, called_counts: Ints) -> None:
         """How many operands and computations each opcode takes; which opcodes are not known."""
@@ -327,18 +333,27 @@ class _Builder:
                 self.problem(self.path(number), len(at.called) if " calls " in rule else len(at.operands), rule)
         self.stop()
 
-    def rules(self) -> None:
-        """What parameters, tuples and frames must agree on."""
-        for number, at in enumerate(self.made):
+    def fill(self, opcodes: list[str], numbers: list[int]) -> None:
+        """The instructions and parameters of each computation."""
+        chosen = [number for number, opcode in enumerate(opcodes) if opcode == "parameter"]
+        which = list(map(numbers.__getitem__, chosen))
+        ats = list(map(self.made.__getitem__, chosen))
+        first = np.searchsorted(np.array(chosen, dtype=np.int64), np.array(self.starts)).tolist()
+        for computation, start, end, low, high in zip(
+            self.computations, self.starts, self.starts[1:], first, first[1:], strict=False
+        ):
+            computation.instructions = self.made[start:end]
+            computation.parameters = parameters = dict(zip(which[low:high], ats[low:high], strict=True))
+            if len(parameters) != high - low or (parameters and min(parameters) < 0):
+                rule = "parameter numbers must be unique and not negative"
+                self.problem(f"hlo.{computation.name}", which[low:high][:8], rule)
+
+    def rules(self, opcodes: list[str]) -> None:
+        """What tuples and calls must agree on."""
+        for number in [number for number, opcode in enumerate(opcodes) if opcode in _RULED]:
+            at = self.made[number]
             opcode = at.opcode
-            if opcode not in _RULED:
-                continue
-            if opcode == "parameter":
-                parameters = at.computation.parameters
-                if at.number < 0 or at.number in parameters:
-                    self.problem(self.path(number), at.number, "parameter numbers must be unique and not negative")
-                parameters[at.number] = at
-            elif opcode == "get-tuple-element":
+            if opcode == "get-tuple-element":
                 if not 0 <= at.number < len(at.operands[0].shape.elements):
                     self.problem(self.path(number), at.number, f"must index {at.operands[0].shape}")
             elif opcode == "tuple":
@@ -369,15 +384,15 @@ class _Builder:
             self.problem("hlo.device_assignment", list(counts), f"0 to {MAX_DEVICES} devices")
 
     def module(self, instructions: dict[int, Instruction]) -> Module:
-        for computation, proto in zip(self.computations, self.proto.computations, strict=True):
-            path = f"hlo.{computation.name}"
-            root = instructions.get(proto.root_id)
+        for computation, root_id in zip(self.computations, self.roots, strict=True):
+            root, parameters = instructions.get(root_id), computation.parameters
             if root is None or root.computation is not computation:
-                self.problem(path, proto.root_id, "the root must be an instruction of the computation")
+                rule = "the root must be an instruction of the computation"
+                self.problem(f"hlo.{computation.name}", root_id, rule)
                 continue
-            numbers = sorted(computation.parameters)
-            if numbers != list(range(len(numbers))):
-                self.problem(path, numbers[:8], "parameters must be numbered from 0 without gaps")
+            if parameters and max(parameters) >= len(parameters):
+                rule = "parameters must be numbered from 0 without gaps"
+                self.problem(f"hlo.{computation.name}", sorted(parameters)[:8], rule)
             computation.root = root
         wanted = self.proto.entry_computation_id
         entry = next((c for c in self.computations if c.id == wanted), None)
@@ -392,23 +407,22 @@ class _Builder:
 class _Fields:
     """The columns of all instructions, each as long as there are instructions."""
 
-    def __init__(self, raw: list[bytes]) -> None:
+    def __init__(self, parts: Split) -> None:
+        raw, found = parts.raw, parts.columns
         self.total = len(raw)
-        found = columns(raw)
         self.names: list[str] = found.name[:]
         self.opcodes: list[str] = found.opcode[:]
-        self.shapes: list[bytes] = found.shape[:]
-        self.metadata: list[bytes] = found.metadata[:]
+        self.shapes, self.metadata = parts.shapes, parts.metadata
         ids: list[int] = found.id[:]
         singles = (self.names, self.opcodes, self.shapes, self.metadata, ids)
         if any(len(column) != self.total for column in singles):
             # A field is absent (an id of 0, say) or repeated somewhere: ask each instruction.
-            each = [message("HloInstructionProto", one) for one in raw]
+            each = [part("HloInstructionProto", one) for one in raw]
             self.names, self.opcodes = [one.name for one in each], [one.opcode for one in each]
             self.shapes = [one.shape.SerializeToString() for one in each]
             self.metadata = [one.metadata.SerializeToString() for one in each]
             ids = [one.id for one in each]
-        self.ids: Ints = np.array(ids, dtype=np.int64)
+        self.listed, self.ids = ids, np.array(ids, dtype=np.int64)
         self.operands = self.ended(found.operand_ids)
         self.called = self.ended(found.called_computation_ids)
         parameter, index = self.last(found.parameter_number), self.last(found.tuple_index)
@@ -443,11 +457,16 @@ def read_module(source: Proto | Split) -> Module:
 
 @contextmanager
 def not_collecting() -> Iterator[None]:
-    """No search for garbage meanwhile: little of what reading makes is, and looking costs as much as the rest."""
+    """No search for garbage meanwhile: little of what reading makes is, and looking costs as much as the rest. What was
+    made goes to the oldest generation at the end, or the next small object would have all of it searched.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collecting:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()  # to the oldest, and without a search
             gc.enable()

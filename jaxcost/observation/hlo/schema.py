@@ -44,10 +44,15 @@ class Schema(NamedTuple):
 # allows them: a message is a string of bytes to who does not look inside; a field that is met again replaces scalars,
 # extends lists and merges messages.
 #   split    instructions and the buffer assignment stay bytes
-#   merged   no list of messages: all instructions of a module become one, so that one look finds every unknown field
-#   columns  a few fields of many instructions, each as one list
+#   merged   no list of messages: all computations of a module become one, so that one look finds every unknown field;
+#            instructions stay bytes, for `columns` looks into them
+#   columns  many instructions as one: a few fields each as one list, shapes and metadata in bytes, the others merged
 Form = Literal["full", "kept", "split", "merged", "columns"]
-_OPAQUE = frozenset({"HloComputationProto.instructions", "HloProto.buffer_assignment"})
+_INSTRUCTIONS, _ASSIGNMENT = "HloComputationProto.instructions", "HloProto.buffer_assignment"
+_OPAQUE: dict[Form, frozenset[str]] = {
+    "split": frozenset({_INSTRUCTIONS, _ASSIGNMENT}), "merged": frozenset({_INSTRUCTIONS}),
+    "columns": frozenset({"HloInstructionProto.shape", "HloInstructionProto.metadata"}),
+}  # fmt: skip
 COLUMNS = (
     "id", "name", "opcode", "shape", "metadata", "operand_ids", "called_computation_ids", "parameter_number",
     "tuple_index",
@@ -85,7 +90,7 @@ def _schema(form: Form) -> Schema:
     unread: dict[str, frozenset[int]] = {}
     for line in text.splitlines():
         name, _, body = line.partition(": ")
-        if not line or line.startswith("#") or (form == "columns" and name != "HloInstructionProto"):
+        if not line or line.startswith("#"):
             continue
         message = file.message_type.add(name=name)
         unread[name] = frozenset()
@@ -96,17 +101,14 @@ def _schema(form: Form) -> Schema:
             number, field_name, kind = part.removeprefix("~").split()
             if part.startswith("~") and form == "kept":
                 continue
-            if form == "columns" and field_name not in COLUMNS:
-                continue
             field = message.field.add(name=field_name, number=int(number))
             repeated, kind = kind.endswith("*"), kind.removesuffix("*")
-            nested = kind not in _SCALARS
-            if form == "columns":
-                repeated, kind = True, "bytes" if nested else kind
-            elif form == "merged":
-                repeated = repeated and not nested and kind not in ("str", "bytes")
-            elif form == "split" and f"{name}.{field_name}" in _OPAQUE:
+            if f"{name}.{field_name}" in _OPAQUE.get(form, ()):
                 kind = "bytes"
+            if form == "columns" and name == "HloInstructionProto" and field_name in COLUMNS:
+                repeated = True
+            elif form in ("merged", "columns"):
+                repeated = repeated and kind in _SCALARS and kind not in ("str", "bytes")
             field.label = _REPEATED if repeated else _OPTIONAL
             if kind in _SCALARS:
                 field.type = _SCALARS[kind]
@@ -125,6 +127,14 @@ def _schema(form: Form) -> Schema:
 def message(name: str, data: bytes = b"") -> Proto:
     """A message of the given name: empty, or what `data` holds. Raises DecodeError when that is damaged."""
     return schema().classes[name].FromString(data)
+
+
+def part(name: str, data: bytes) -> Proto:
+    """A message that is part of a module. Raises RejectedError when it is damaged."""
+    try:
+        return message(name, data)
+    except DecodeError as error:
+        raise rejected("hlo", f"{len(data)} bytes of a {name}", str(error), "dump the module again") from error
 
 
 def unknown_fields(merged: Proto) -> Counter[str]:
@@ -201,16 +211,24 @@ def parse(data: bytes) -> tuple[Proto, Proto | None]:
 class Split:
     """A module whose instructions are still bytes, the fields that the table does not know with how often each occurs,
     and the bytes of its buffer assignment (None: absent).
+
+    `raw` are the instructions of all computations, those of number n from `starts[n]` to `starts[n + 1]`; `columns`
+    their COLUMNS, of which `shapes` and `metadata` are read already.
     """
 
     module: Proto
     unknown: Counter[str]
     packed_assignment: bytes | None
+    raw: list[bytes]
+    starts: list[int]
+    columns: Proto
+    shapes: list[bytes]
+    metadata: list[bytes]
 
     @cached_property
     def assignment(self) -> Proto | None:
         """The BufferAssignmentProto, decoded when it is first asked for; None without one."""
-        return None if self.packed_assignment is None else message("BufferAssignmentProto", self.packed_assignment)
+        return None if self.packed_assignment is None else part("BufferAssignmentProto", self.packed_assignment)
 
 
 def split(data: bytes) -> Split:
@@ -227,9 +245,26 @@ def split(data: bytes) -> Split:
         merged = _try(name, data, "merged")
         if merged is None:
             continue
-        packed = name == "HloProto" and merged.HasField("buffer_assignment")
-        return Split(module, unknown_fields(merged), outer.buffer_assignment if packed else None)
+        raw, starts = list[bytes](), [0]
+        for computation in module.computations:
+            raw += computation.instructions[:]
+            starts.append(len(raw))
+        try:
+            found = columns(raw)
+            shapes, metadata = found.shape[:], found.metadata[:]
+            unknown = unknown_fields(merged) + unknown_fields(found)
+            unknown += _unknown_within("ShapeProto", shapes) + _unknown_within("OpMetadata", metadata)
+        except DecodeError:
+            continue
+        packed = outer.buffer_assignment if name == "HloProto" and merged.HasField("buffer_assignment") else None
+        return Split(module, unknown, packed, raw, starts, found, shapes, metadata)
     raise _refused(data)
+
+
+def _unknown_within(name: str, messages: list[bytes]) -> Counter[str]:
+    """`unknown_fields` of many messages, most of which are the same."""
+    read = schema("merged").classes[name].FromString
+    return unknown_fields(read(b"".join(messages))) if unknown_fields(read(b"".join(set(messages)))) else Counter()
 
 
 # Ends the part of one instruction in a column: no id, index or number of a module is negative.
