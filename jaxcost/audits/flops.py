@@ -15,7 +15,7 @@ LISTED = 100  # instructions listed one by one, largest first; the sums hold all
 CONVENTION = (
     "one multiplication and addition is 2 FLOPs (8 where both factors are complex); contractions, convolutions, "
     "kernels by shape or by their own declaration, linear algebra by the conventions named; attention over the full "
-    "square; primitives and elementwise products apart"
+    "square; products executed as multiply and reduce too; primitives apart"
 )
 
 
@@ -24,8 +24,8 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
 
     `total` is an integer, the interval that a conditional leaves, or null with `reason` while something is unknown;
     `minimum` is what is certainly executed and `maximum` null where nothing bounds it. `active` leaves out masked
-    groups of ragged products; `elementwise_products` are products that the compiler turned into multiply and reduce,
-    part of no other number here.
+    groups of ragged products; `elementwise_products` are the part of the total that the compiler executes as multiply
+    and reduce.
     """
     work = evidence.work
     for unknown in work.unknowns:
@@ -64,7 +64,7 @@ def primitives(evidence: Evidence, notes: Notes) -> dict[str, Any]:
     An estimate (`sort_comparisons`) is a finding and no count; so are library calls whose own operations are not in the
     module.
     """
-    found = count_primitives(evidence.graph)
+    found = count_primitives(evidence.graph, evidence.reading.contractions.strength_reduced)
     for name, amount in found.estimates.items():
         text = f"{name.replace('_', ' ')}: about {amount.minimum}, by n log2 n; an estimate, in no count"
         notes.find("estimate", text)
@@ -111,7 +111,7 @@ def _findings(work: FlopCount, notes: Notes) -> None:
         notes.find("compiled_dense", text, where=group.scope or group.name, flops=group.flops.value)
     products = work.elementwise_products
     if products.minimum:
-        text = f"products of {products.minimum} FLOPs became multiply and reduce: they are in no total of contractions"
+        text = f"products of {products.minimum} FLOPs are executed as multiply and reduce, on no matrix unit"
         notes.find("elementwise_products", text, flops=products.minimum)
     padded = [row for row in work.rows if row.logical_flops is not None and row.logical_flops != row.flops]
     more = sum(_excess(padded))

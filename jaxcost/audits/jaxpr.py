@@ -27,7 +27,7 @@ _RFFT, _IRFFT = 2, 3  # fft_type of an instruction
 _EVIDENCE = 8  # names listed for one reason
 _HOST = frozenset("pure_callback io_callback debug_callback debug_print".split())
 
-_CONVOLUTION = "conv_general_dilated"
+_CONVOLUTION, _ELEMENTWISE = "conv_general_dilated", "elementwise_product"
 
 Place = tuple[str, str]
 
@@ -163,14 +163,6 @@ def _reasons(evidence: Evidence, data: Mapping[str, Any], devices: int) -> list[
 
 def _rewritten(evidence: Evidence, devices: int) -> Iterable[Reason]:
     """What single instructions say of themselves."""
-    if devices > 1:
-        for reduced in evidence.reading.contractions.strength_reduced:
-            if reduced.total.value:
-                yield Reason(
-                    "strength_reduced", (reduced.scope, reduced.phase), -reduced.total.value * devices,
-                    "a product of a vector became multiply and reduce: executed, and part of no product",
-                    (reduced.name,),
-                )  # fmt: skip
     remat = {row.id for row in evidence.reading.contractions.rows if row.remat}
     for row in evidence.work.rows:
         place, times = (row.scope, row.phase), row.executions.value
@@ -278,9 +270,6 @@ def _removed(
     """Executions of equations that no instruction of this place makes, where the jaxpr itself allows to leave them
     out. On one device by the size of the product; on several, sizes are cut, and executions alone are counted.
     """
-    reduced = [
-        row for row in evidence.reading.contractions.strength_reduced if (row.scope, row.phase) == place
-    ]  # fmt: skip
     shares = {row.id: max(1, len(row.shares)) for row in evidence.reading.contractions.rows}
 
     def size(row: FlopRow) -> int:
@@ -290,6 +279,7 @@ def _removed(
         return own // shares.get(row.id, 1)
 
     made: dict[int, int] = {}
+    repeated: dict[int, int] = {}  # executions as multiply and reduce
     named: dict[int, list[str]] = {}
     for row in mine:
         times = row.executions.value
@@ -297,13 +287,9 @@ def _removed(
             return
         made[size(row)] = made.get(size(row), 0) + times * shares.get(row.id, 1)
         named.setdefault(size(row), []).append(row.name)
-    for product in reduced if devices > 1 else ():
-        if product.executions.value is None:
-            return
-        made[0] = made.get(0, 0) + product.executions.value
-        named.setdefault(0, []).append(product.name)
-    # Fusions repeat a multiply, and a reduce may lose its name: which instructions there are is evidence, not how many.
-    elementwise = tuple(product.name for product in reduced)
+        if row.kind == _ELEMENTWISE:
+            repeated[size(row)] = repeated.get(size(row), 0) + times
+    elementwise = tuple(row.name for row in mine if row.kind == _ELEMENTWISE)
     groups: dict[int, list[Mapping[str, Any]]] = {}
     for equation in theirs:
         if equation["basis"] == "shape" and not equation["kernel"]:
@@ -313,6 +299,10 @@ def _removed(
             continue
         missing = sum(equation["executions"] for equation in alike) - made.get(key, 0)
         kept = tuple(named.get(key, ()))
+        again = min(-missing, repeated.get(key, 0)) if devices == 1 else 0
+        if again > 0:
+            text = f"{again} execution{'s' if again > 1 else ''} more: fusions repeat a product made elementwise"
+            yield Reason("repeated", place, again * key, text, elementwise)
         gone: dict[str, list[tuple[Mapping[str, Any], int]]] = {}
         for equation, kind, removable in _removable(alike, elementwise if devices == 1 else None):
             left_out = min(missing, removable)
@@ -357,7 +347,7 @@ def _text(kind: str, equations: list[tuple[Mapping[str, Any], int]], kept: tuple
     if len(equations) > 1:
         what += f" and {len(equations) - 1} equations like it"
     if kind == "strength_reduced":
-        return f"{what} became multiply and reduce: executed, and part of no product ({', '.join(kept[:_EVIDENCE])})"
+        return f"{what} became multiply and reduce without a name of its own ({', '.join(kept[:_EVIDENCE])})"
     left = f"the module keeps {', '.join(kept[:_EVIDENCE])} here" if kept else "the module holds none of them here"
     why = {
         "dead_code": "nobody reads the result",

@@ -109,6 +109,34 @@ def findings(document: Mapping[str, Any]) -> str:
 _SIZES = (("bytes", "bytes"), ("flops", "FLOPs"))
 
 
+def against(document: Mapping[str, Any]) -> str:
+    """The audit against a recorded one: figures that moved, and what the compiler does differently."""
+    data = document.get("against")
+    if not data:
+        return ""
+    moved = [row for row in data["rows"] if row["status"] != "same"]
+    moved.sort(key=lambda row: not row["failed"])
+    cells = [
+        (
+            text(row["figure"]), text(regressed.side(row["old"], row)), text(regressed.side(row["new"], row)),
+            text(regressed.growth(row)), text(row["bound"] or ""),
+            f'<td{" class=" + chr(34) + "unknown" + chr(34) if row["failed"] else ""}>{escape(row["status"])}</td>',
+            text(row["reason"] or "", "dim"),
+        )
+        for row in moved[:MOST_LISTED]
+    ]  # fmt: skip
+    heads = ("figure", "old", "new", "growth", "bound", "status", "reason")
+    shown = wide(grid(heads, rows(cells), (1, 2, 3))) + more(len(cells), len(moved)) if cells else ""
+    found = data["differences"]
+    items = "".join(
+        f"<li><b>{escape(str(row['about']))}</b>: {escape(clipped(str(row['text']), 1000))}</li>"
+        for row in found[:MOST_LISTED]
+    )
+    listed = f"<h3>what differs</h3><ul>{items}</ul>{more(min(len(found), MOST_LISTED), len(found))}" if items else ""
+    head = f"against {escape(clipped(str(data['file'] or 'the recorded audit')))}"
+    return f'<h2 id="against">{head}</h2><p><b>{escape(regressed.verdict(data))}</b></p>{shown}{listed}'
+
+
 def savings(document: Mapping[str, Any]) -> str:
     """The changes that would lower the peak most."""
     section = document["memory"].get("savings", document.get("savings"))
@@ -147,7 +175,7 @@ def flops(document: Mapping[str, Any]) -> str:
             parts.append(f'<div class="beside">{grid((label, "FLOPs"), rows(pairs), (1,))}</div>')
     apart = section.get("elementwise_products")
     if apart:
-        parts.append(f"<p>products that became multiply and reduce, in no total: {amount(apart, 'FLOPs')}</p>")
+        parts.append(f"<p>of these, products that became multiply and reduce: {amount(apart, 'FLOPs')}</p>")
     listed = gather.rows_of(section.get("rows"))
     cells = [
         (

@@ -93,7 +93,7 @@ def _flops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         out.print(made)
     if section.get("elementwise_products"):
         amount = size(section["elementwise_products"], "FLOPs")
-        line(out, f"beside them, in no total: {amount} of products that became multiply and reduce")
+        line(out, f"of these, {amount} are products that became multiply and reduce")
     jaxpr = document.get("jaxpr")
     if isinstance(jaxpr, Mapping) and jaxpr.get("flops") is not None:
         devices = int(jaxpr.get("devices") or 1)

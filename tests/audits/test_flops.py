@@ -35,7 +35,9 @@ def test_a_known_program_has_one_number_and_no_reasons():
     loop(program, 0, 1, 5, "LT", per_trip=lambda p: dot(p, 2, 3, 4))
     section, _, notes = audited(program)
     assert section["total"] == section["minimum"] == section["maximum"] == 5 * 48
-    assert section["by_class"] == {"contraction": 240, "convolution": 0, "linear_algebra": 0, "kernel": 0}
+    assert section["by_class"] == {
+        "contraction": 240, "elementwise_product": 0, "convolution": 0, "linear_algebra": 0, "kernel": 0,
+    }  # fmt: skip
     assert section["by_dtype"] == {"f32 -> f32": 240}
     assert section["by_scope"] == [{"scope": "", "phase": "forward", "flops": 240, "minimum": 240}]
     (row,) = section["rows"]
@@ -105,7 +107,7 @@ def test_linear_algebra_names_its_convention_and_an_iteration_its_estimate():
 def test_findings_of_compiled_programs(programs, kind):
     name, total, words = {
         "compiled_dense": ("ragged", 8 * 4_194_304, ("8 groups", "4194304")),
-        "elementwise_products": ("outer", 0, (str(2 * 64 * 128), "multiply and reduce")),
+        "elementwise_products": ("outer", 2 * 64 * 128, (str(2 * 64 * 128), "multiply and reduce")),
         "estimate": ("sort", 0, ("n log2 n",)),
     }[kind]
     section, _, notes = audited(programs.hlo(name, "cpu:1"))

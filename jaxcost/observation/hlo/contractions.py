@@ -96,7 +96,10 @@ class Contraction:
 
 @dataclass(frozen=True, slots=True)
 class StrengthReduced:
-    """A product that became multiply and reduce. `flops` of one execution are not part of any contraction total."""
+    """A product that became multiply and reduce. `flops` of one execution are not part of any contraction total.
+
+    `multiply` is the instruction that multiplies; where K is one it is the product itself.
+    """
 
     id: int
     name: str
@@ -108,6 +111,7 @@ class StrengthReduced:
     flops: int
     executions: Total
     total: Total
+    multiply: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,11 +488,11 @@ class _Reader:
                 if made is not None:
                     consumed.add(made.id)
                     summed = at.operands[0].shape
-                    yield self._reduced(at, 2 * summed.size * real_operations(summed.dtype, summed.dtype))
+                    yield self._reduced(at, made, 2 * summed.size * real_operations(summed.dtype, summed.dtype))
         for at in waiting:
             from_dot = any(source_of(o).opcode in ("dot", "convolution", "custom-call") for o in at.operands)
             if at.id not in consumed and not from_dot:
-                yield self._reduced(at, 2 * at.shape.size * real_operations(at.shape.dtype, at.shape.dtype))
+                yield self._reduced(at, at, 2 * at.shape.size * real_operations(at.shape.dtype, at.shape.dtype))
 
     @staticmethod
     def _multiply_behind(at: Instruction) -> Instruction | None:
@@ -500,12 +504,12 @@ class _Reader:
             current = behind(current) if frame else None
         return None
 
-    def _reduced(self, at: Instruction, flops: int) -> StrengthReduced:
+    def _reduced(self, at: Instruction, multiply: Instruction, flops: int) -> StrengthReduced:
         where, op_name = self.places.named(at)
         times = self.counts[at.computation.id]
         return StrengthReduced(
             at.id, at.name, at.computation.name, at.opcode, op_name, where.scope, where.phase, flops, times,
-            times.times(exact(flops)),
+            times.times(exact(flops)), multiply.id,
         )  # fmt: skip
 
     def opaque(self, at: Instruction) -> Opaque:

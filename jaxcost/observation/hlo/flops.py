@@ -1,9 +1,9 @@
 """The FLOPs of one step on one device, with everything that could not be counted beside them.
 
 `total` holds contractions, convolutions, library kernels by shape or by their own declaration, and linear algebra by a
-stated convention. It holds neither primitives (`primitives`) nor products that XLA turned into multiply and reduce:
-those are FLOPs of the program too, and stand apart as `elementwise_products`. While anything is unknown (a loop without
-a trip count, an opaque kernel) there is no total, and `minimum` is what is certainly executed.
+stated convention. A product with a vector stays a product where XLA makes it multiply and reduce: it is counted in a
+class of its own, and what it multiplies and adds is no primitive (`primitives`). While anything is unknown (a loop
+without a trip count, an opaque kernel) there is no total, and `minimum` is what is certainly executed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxcost.observation.hlo.amounts import Amount, Key, Sums
-from jaxcost.observation.hlo.contractions import Contraction, Opaque, placed
+from jaxcost.observation.hlo.contractions import Contraction, Opaque, StrengthReduced, placed
 from jaxcost.observation.hlo.convolution import diagonal_groups
 from jaxcost.observation.hlo.kernels import Kind, Work, host_transfer, work_of
 from jaxcost.observation.hlo.module import Computation, Instruction
@@ -23,7 +23,7 @@ from jaxcost.observation.hlo.schema import agreeing
 from jaxcost.observation.hlo.scope import primitive_of
 from jaxcost.observation.hlo.trips import ZERO, Total, exact
 
-CLASSES = ("contraction", "convolution", "linear_algebra", "kernel")
+CLASSES = ("contraction", "elementwise_product", "convolution", "linear_algebra", "kernel")
 _SELECT, _COMPARE, _PADDED = frozenset(["select"]), frozenset(["compare"]), frozenset(["pad"])
 _MASK, _JOINED = frozenset(["and", "broadcast"]), frozenset(["concatenate", "add"])
 _ROW_OR_VECTOR = frozenset(["iota", "broadcast"])
@@ -110,7 +110,9 @@ class DenseGroups:
 
 @dataclass(frozen=True, slots=True)
 class FlopCount:
-    """All FLOPs of one step on one device. `active` is the total with masked groups left out."""
+    """All FLOPs of one step on one device. `active` is the total with masked groups left out; `elementwise_products`
+    are the part of it that is executed as multiply and reduce.
+    """
 
     amount: Amount
     by_phase: dict[str, Amount]
@@ -167,10 +169,6 @@ def _count(reading: HloReading, graph: Graph) -> FlopCount:
     own = {row.id: _keys(row, places.get(row.id) or [(row.scope, row.flops)]) for row in rows}
     unknowns += _loops(graph, {row.id for row in rows} | {row.id for row in reading.contractions.opaque})
     sums = Sums(graph.module, graph.executions, own, _reasons(unknowns))
-    reduced: dict[int, dict[Key, int]] = {
-        row.id: {("total",): row.flops} for row in reading.contractions.strength_reduced
-    }
-    products = Sums(graph.module, graph.executions, reduced)
     return FlopCount(
         amount=sums[("total",)],
         by_phase={key[1]: sums[key] for key in sums.named("phase")},
@@ -179,7 +177,7 @@ def _count(reading: HloReading, graph: Graph) -> FlopCount:
         by_class={name: sums[("class", name)] for name in CLASSES},
         by_dtype={key[1]: sums[key] for key in sums.named("dtype")},
         active=sums[("active",)],
-        elementwise_products=products[("total",)],
+        elementwise_products=sums[("class", "elementwise_product")],
         rows=tuple(rows), unknowns=tuple(unknowns),
         dense_groups=tuple(
             DenseGroups(row.name, row.scope, row.flops // row.active_flops, row.total,
@@ -203,6 +201,7 @@ def _rows(reading: HloReading, graph: Graph) -> tuple[list[FlopRow], list[Unknow
             unknowns.append(_unknown(graph, product, "contraction", at, reason))
         else:
             rows.append(_product(graph, product, product.flops, at, reading.platform))
+    rows += [_elementwise(graph, product, instructions[product.multiply]) for product in found.strength_reduced]
     for call in found.opaque:
         at = instructions[call.id]
         work = work_of(at)
@@ -241,6 +240,18 @@ def _product(graph: Graph, row: Contraction, flops: int, at: Instruction, platfo
         row.op_name, row.scope, row.phase, row.source, (row.lhs, row.rhs), row.out,
         f"{lhs if lhs == rhs else f'{lhs} x {rhs}'} -> {out}", flops, row.executions, row.total,
         logical_flops=row.logical_flops, active_flops=_active(flops, at), precision=precision, passes=passes,
+    )  # fmt: skip
+
+
+def _elementwise(graph: Graph, row: StrengthReduced, at: Instruction) -> FlopRow:
+    made = graph.module.instructions[row.id]
+    operands = tuple(str(operand.shape) for operand in at.operands)
+    dtype = f"{at.shape.dtype} -> {next(made.shape.leaves(), made.shape).dtype}"
+    return FlopRow(
+        row.id, row.name, row.opcode, "", "elementwise_product", "shape",
+        "2 FLOPs per multiplication and addition, executed as multiply and reduce", row.op_name, row.scope, row.phase,
+        graph.module.source(made), operands, str(made.shape), dtype, row.flops, row.executions, row.total,
+        logical_flops=row.flops,
     )  # fmt: skip
 
 

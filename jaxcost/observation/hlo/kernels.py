@@ -25,7 +25,9 @@ from jaxcost.observation.hlo.schema import Proto
 from jaxcost.observation.hlo.scope import names_of, split_path
 
 Basis = Literal["shape", "convention", "declared", "unknown"]
-Kind = Literal["contraction", "convolution", "linear_algebra", "kernel", "host", "opcode", "loop"]
+Kind = Literal[
+    "contraction", "elementwise_product", "convolution", "linear_algebra", "kernel", "host", "opcode", "loop"
+]  # fmt: skip
 
 # Comparisons, random bits and moves of data: no FLOP of a product is in them. They are counted with the primitives.
 ELEMENTWISE_TARGETS = frozenset(

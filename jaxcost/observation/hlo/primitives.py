@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import prod
 
 from jaxcost.observation.hlo.amounts import Amount, Key, Sums
+from jaxcost.observation.hlo.contractions import StrengthReduced
 from jaxcost.observation.hlo.convolution import valid_pairs
 from jaxcost.observation.hlo.kernels import ELEMENTWISE_TARGETS, work_of
 from jaxcost.observation.hlo.module import Computation, Instruction
@@ -66,13 +67,15 @@ class Primitives:
     hidden: tuple[str, ...]
 
 
-def count_primitives(graph: Graph) -> Primitives:
+def count_primitives(graph: Graph, products: Iterable[StrengthReduced] = ()) -> Primitives:
     """Count the primitive operations of a module, in one pass over its instructions.
 
+    `products` are those executed as multiply and reduce (`Contractions.strength_reduced`): their instructions are FLOPs
+    and no primitives.
     Raises RejectedError where parts of the module contradict each other.
     """
     with agreeing():
-        return _Counter(graph).count()
+        return _Counter(graph, {number for p in products for number in (p.id, p.multiply)}).count()
 
 
 def kind_of(name: str, dtype: str) -> str:
@@ -85,7 +88,8 @@ def kind_of(name: str, dtype: str) -> str:
 
 
 class _Counter:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, products: set[int]) -> None:
+        self.products = products
         self.graph, self.places = graph, graph.places
         self.done: dict[int, _Once] = {}  # a computation with the fusions it holds
         self.functions: dict[int, dict[str, int]] = {}
@@ -125,6 +129,8 @@ class _Counter:
             if at.opcode == "fusion":
                 for key, amount in self.inside(at.called[0]).items():
                     once[key] = once.get(key, 0) + amount
+                continue
+            if at.id in self.products:
                 continue
             name = _ELEMENTWISE.get(at.opcode)
             if name is not None:
