@@ -7,43 +7,43 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
+from typing import Any
 
-from jaxcost.audits.arguments import Bound, bound_arguments, returned, whole_argument
+from jaxcost.audits.arguments import Bound, bound_arguments, whole_argument
+from jaxcost.audits.carried import carried, whole
 from jaxcost.audits.donation import ELEMENTWISE, Possible
 from jaxcost.audits.remat import checkpoints
 from jaxcost.audits.replay import Change, Edit, Held, Replay
 from jaxcost.audits.residents import copied_by, nearest_source
 from jaxcost.observation.hlo.flow import Slot, Value
 from jaxcost.observation.hlo.module import Instruction
-from jaxcost.observation.hlo.purposes import COPY, GRADIENT, PARAMETER, RECOMPUTED, SAVED, STATE, TEMPORARY
+from jaxcost.observation.hlo.purposes import COPY, GRADIENT, RECOMPUTED, SAVED, TEMPORARY
 from jaxcost.observation.hlo.shapes import ELEMENT_TYPES
 
 _LARGE = 1 << 16
+_UNLIKE = {"dtype": "type", "taken": "type", "memory": "memory space"}
 _CHUNKS = 8
 _TOGETHER = 4
 _BITS = dict(ELEMENT_TYPES.values())
 
 
-def changes(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[Change]:
-    """Every change that the module gives grounds for."""
+def changes(
+    replay: Replay, possible: Mapping[str, list[Possible]], given: Iterable[Mapping[str, Any]] = ()
+) -> Iterator[Change]:
+    """Every change that the module gives grounds for. `given` are the rows of the section on donation."""
     arguments, _ = bound_arguments(replay.evidence)
     yield from _donate(replay, possible)
+    yield from _in_vain(given)
     yield from checkpoints(replay)
     yield from _shard(replay, arguments)
     yield from _narrow(replay)
     yield from _constants(replay)
     yield from _padding(replay)
     yield from _chunk(replay)
-    yield from _offload(replay, arguments)
     yield from _loop_copies(replay)
-    yield from _microbatches(replay, arguments)
-
-
-def whole(held: Held, size: int) -> Edit:
-    """An edit that leaves `size` bytes of a stretch."""
-    return Edit(held.span.first, held.span.end, size - held.bytes)
+    yield from carried(replay)
 
 
 def _donate(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[Change]:
@@ -66,6 +66,26 @@ def _donate(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[
             "interval" if unsure else "exact", resident=-size, costs=(), resident_cost=unsure,
             likely=(tuple(costs), kept),
             assumptions=("the caller does not use it again",),
+        )  # fmt: skip
+
+
+def _in_vain(given: Iterable[Mapping[str, Any]]) -> Iterator[Change]:
+    """Arguments donated in vain whose result would fit but for its type, layout, sharding or memory space."""
+    groups: dict[tuple[str, str], dict[tuple[int, ...], int]] = defaultdict(dict)
+    taken: set[tuple[int, ...]] = set()
+    for row in given:
+        near = row.get("unlike")
+        if near is None or tuple(near["result"]) in taken:
+            continue  # a result takes over one argument
+        taken.add(tuple(near["result"]))
+        groups[whole_argument(row["path"]), row["reason"]][tuple(near["result"])] = near["bytes"]
+    for (path, reason), results in groups.items():
+        size, what = sum(results.values()), _UNLIKE.get(reason, reason)
+        yield Change(
+            "donated_in_vain", path, f"give results the {what} of {path}, which is donated in vain",
+            f"{len(results)} results ({', '.join('.'.join(map(str, at)) or '0' for at in list(results)[:4])}"
+            f"{', ...' * (len(results) > 4)}), {size} bytes, have memory of their own: their {what} keeps them from "
+            f"taking over that of {path}", "estimate", resident=-size, assumptions=("no copy is needed when they do",),
         )  # fmt: skip
 
 
@@ -101,24 +121,6 @@ def _shard(replay: Replay, arguments: list[Bound]) -> Iterator[Change]:
             f"{len(found)} arrays, {held} bytes, are the same on each of {size} devices: a share is "
             f"{held - held * (size - 1) // size} bytes", "upper", resident=-(held * (size - 1) // size),
             assumptions=("what is gathered for use is not counted",),
-        )  # fmt: skip
-
-
-def _offload(replay: Replay, arguments: list[Bound]) -> Iterator[Change]:
-    """Optimizer state in the host's memory, one array at a time on the device."""
-    if replay.evidence.platform == "cpu":
-        return
-    found = [
-        a for a in arguments
-        if a.parameter is not None and a.parameter.shape.memory_space == 0
-        and replay.purposes.argument(a.path).name == STATE
-    ]  # fmt: skip
-    size = sum(a.bytes for a in found)
-    if size:
-        yield Change(
-            "offload", "optimizer state", "keep the optimizer's state in pinned host memory between steps",
-            f"{len(found)} arguments, {size} bytes, hold optimizer state by their paths", "upper", resident=-size,
-            assumptions=("the update streams: the arrays in flight are not counted", "transfers take time"),
         )  # fmt: skip
 
 
@@ -296,38 +298,3 @@ def _loop_copies(replay: Replay) -> Iterator[Change]:
                 f"{len(found)} copies in the body, {sum(h.bytes for h in found)} bytes", "upper",
                 tuple(whole(h, 0) for h in found),
             )  # fmt: skip
-
-
-def _microbatches(replay: Replay, arguments: list[Bound]) -> Iterator[Change]:
-    """Half of the batch at a time, with the gradients summed.
-
-    Parameters are the arguments whose paths say so; failing that those with a result of their shape and type, which is
-    their gradient or their new value.
-    """
-    parameters = [
-        a for a in arguments if a.parameter is not None and replay.purposes.argument(a.path).name == PARAMETER
-    ]
-    if not parameters:
-        made = {(r.shape.dtype, r.shape.dims) for r in returned(replay.evidence) if r.shape.dims}
-        parameters = [
-            a for a in arguments
-            if a.parameter is not None and (a.parameter.shape.dtype, a.parameter.shape.dims) in made
-        ]  # fmt: skip
-    if not parameters or not any(h.kind.name == GRADIENT for h in replay.held):
-        return
-    owned = {a.parameter.shape.size for a in parameters if a.parameter is not None}
-    scaled = []
-    for held in replay.held:
-        shape = held.at.shape.at(held.index) if held.at is not None else None
-        if shape is None or shape.is_tuple or shape.size in owned:
-            continue
-        if held.kind.name in (SAVED, GRADIENT, RECOMPUTED, TEMPORARY) and held.bytes >= _LARGE:
-            scaled.append(held)
-    sums = sum(a.bytes for a in parameters)
-    if scaled:
-        yield Change(
-            "accumulate", "batch", "accumulate gradients over two halves of the batch",
-            f"{len(scaled)} buffers without a parameter's size are halved; {sums} bytes of summed gradients are added",
-            "upper", tuple(whole(h, h.bytes // 2) for h in scaled), resident=sums,
-            assumptions=("every buffer without a parameter's size grows with the batch",),
-        )  # fmt: skip

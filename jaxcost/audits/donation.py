@@ -54,6 +54,7 @@ def donation(evidence: Evidence, notes: Notes) -> tuple[dict[str, Any], dict[str
     offered = {e.parameter_number for e in evidence.graph.module.proto.buffer_donor.entries}
     taken_by = {r.argument: r for r in results if r.argument is not None}
     rows, lost = [], []
+    claimed: set[tuple[int, ...]] = set()
     for argument in arguments:
         if not argument.donated:
             continue
@@ -62,8 +63,12 @@ def donation(evidence: Evidence, notes: Notes) -> tuple[dict[str, Any], dict[str
         if result is not None:
             rows.append({**row, "result": list(result.index), "used": True, "reason": None, "why": ""})
             continue
-        reason, why = _refused(argument, results, evidence, argument.number in offered)
+        unclaimed = sorted(results, key=lambda r: r.index in claimed)  # each such argument names a result of its own
+        reason, why, near = _refused(argument, unclaimed, evidence, argument.number in offered)
         rows.append({**row, "result": None, "used": False, "reason": reason, "why": why})
+        if near is not None and near.argument is None and near.shape.bytes:
+            claimed.add(near.index)
+            rows[-1]["unlike"] = {"result": list(near.index), "bytes": near.shape.bytes}
         lost.append(rows[-1])
     pairing = Pairing(evidence, arguments, results)
     possible = pairing.of(pairing.waiting)
@@ -92,56 +97,59 @@ def donation(evidence: Evidence, notes: Notes) -> tuple[dict[str, Any], dict[str
     return section, pairing.by_argument()
 
 
-def _refused(argument: Bound, results: list[Returned], evidence: Evidence, offered: bool) -> tuple[str, str]:
-    """Why a donated argument gave its memory to no result."""
+def _refused(
+    argument: Bound, results: list[Returned], evidence: Evidence, offered: bool
+) -> tuple[str, str, Returned | None]:
+    """Why a donated argument gave its memory to no result, and the result that would fit but for that."""
     at = argument.parameter
     if at is None:
-        return "unused", "the program does not use it and does not take it: there is nothing to reuse"
+        return "unused", "the program does not use it and does not take it: there is nothing to reuse", None
     shape, same_bytes = at.shape, [r for r in results if r.shape.logical_bytes == at.shape.logical_bytes]
     same = [r for r in results if (r.shape.dtype, r.shape.dims) == (shape.dtype, shape.dims)]
     free = [r for r in same if r.argument is None]
     if not free:
         free = [r for r in same_bytes if r.argument is None and r not in same]
     if same and not any(r.argument is None for r in same):
-        return "taken", f"every result of {shape} ({len(same)}) takes over another argument"
+        own = (r for r in results if r.argument is None and r.shape.size == shape.size and not r.shape.is_tuple)
+        return "taken", f"every result of {shape} ({len(same)}) takes over another argument", next(own, None)
     root = evidence.graph.module.entry.root.proto.shape
     for result in free:
         theirs, mine = layout(_part(root, result.index)), layout_of(at)
         if theirs[2] != mine[2]:
-            return "memory", f"it lies in memory space {mine[2]}, result {_name(result)} in {theirs[2]}"
+            return "memory", f"it lies in memory space {mine[2]}, result {_name(result)} in {theirs[2]}", result
         if result.shape.dims == shape.dims and theirs[:2] != mine[:2]:
             return (
                 "layout",
                 f"its layout {mine[0]} {mine[1]} is not that of result {_name(result)}: {theirs[0]} {theirs[1]}",
+                result,
             )
     if free:
         said = "it was offered to the compiler, which did not use it" if offered else "the compiler kept them apart"
-        return "dropped", f"result {_name(free[0])} is as large, but {said}"
+        return "dropped", f"result {_name(free[0])} is as large, but {said}", None
     fitting = [r for r in results if (r.shape.dtype, r.shape.size) == (shape.dtype, shape.size)]
     if fitting:
-        return "taken", f"result {_name(fitting[0])}, {fitting[0].shape}, takes over another argument"
+        return "taken", f"result {_name(fitting[0])}, {fitting[0].shape}, takes over another argument", None
     elements = [r for r in results if r.shape.size == shape.size and not r.shape.is_tuple]
     if elements:
-        other = elements[0]
-        return "dtype", f"no result is {shape}: result {_name(other)} is {other.shape}"
+        other = next((r for r in elements if r.argument is None), elements[0])
+        return "dtype", f"no result is {shape}: result {_name(other)} is {other.shape}", other
     sharded = _sharded(argument, evidence, results)
-    if sharded:
-        return "sharding", sharded
+    if sharded is not None:
+        text = f"result {_name(sharded)} is sharded otherwise: {sharded.shape} on a device, not {argument.shape}"
+        return "sharding", text, sharded
     if not results:
-        return "shape", "the program returns nothing"
-    return "shape", f"no result has {shape.size} elements, as {shape} has"
+        return "shape", "the program returns nothing", None
+    return "shape", f"no result has {shape.size} elements, as {shape} has", None
 
 
-def _sharded(argument: Bound, evidence: Evidence, results: list[Returned]) -> str:
-    """Whether a result has the argument's global shape and another one on a device."""
+def _sharded(argument: Bound, evidence: Evidence, results: list[Returned]) -> Returned | None:
+    """A result that has the argument's global shape and another one on a device."""
     lowered = evidence.program.lowered
     if lowered is None or argument.given is None or len(lowered.results) != len(results) or lowered.device_count < 2:
-        return ""
+        return None
     whole = f"{argument.given.dtype}[{','.join(map(str, argument.given.shape))}]"
-    for text, result in zip(lowered.results, results, strict=True):
-        if text == whole:
-            return f"result {_name(result)} is sharded otherwise: {result.shape} on a device, not {argument.shape}"
-    return ""
+    same = (r for text, r in zip(lowered.results, results, strict=True) if text == whole)
+    return next(same, None)
 
 
 def _part(shape: Any, index: tuple[int, ...]) -> Any:

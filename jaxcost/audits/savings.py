@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxcost.audits.changes import changes
@@ -14,8 +14,11 @@ MOST = 10
 _SHARE = 1000  # a saving below a thousandth of the peak is not shown
 
 
-def savings(evidence: Evidence, possible: Mapping[str, list[Possible]]) -> dict[str, Any]:
-    """Return the changes that would lower the peak most, at most ten, the largest first.
+def savings(
+    evidence: Evidence, possible: Mapping[str, list[Possible]], given: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Return the changes that would lower the peak most, at most ten, the largest first. `given` are the rows of the
+    section on donation.
 
     Each is taken alone: two of them together save what a replay of both would say, not the sum.
     """
@@ -25,7 +28,7 @@ def savings(evidence: Evidence, possible: Mapping[str, list[Possible]]) -> dict[
         return {"peak_bytes": evidence.reading.memory.live_peak_bytes, "rows": [], "reason": reason}
     before = replay.peak()
     rows: list[dict[str, Any]] = []
-    for change in changes(replay, possible):
+    for change in changes(replay, possible, given):
         after = replay.peak(change.edits, change.resident)
         saved = before - after
         least = None
@@ -45,4 +48,6 @@ def savings(evidence: Evidence, possible: Mapping[str, list[Possible]]) -> dict[
             "assumptions": list(change.assumptions),
         })  # fmt: skip
     rows.sort(key=lambda row: (-row["saves_bytes"], row["kind"], row["target"]))
+    once = {(row["kind"], row["target"]): row for row in reversed(rows)}
+    rows = [row for row in rows if once[row["kind"], row["target"]] is row]
     return {"peak_bytes": before, "rows": rows[:MOST], "reason": None}

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxcost.audits.audit import ALLOWED, audit
@@ -187,3 +188,125 @@ def test_at_most_ten_and_the_largest_first(pool):
     memory = audit(lambda *xs: [x + 1 for x in xs], *arguments, pool=pool).memory
     rows = memory["savings"]["rows"]
     assert len(rows) <= 10 and [r["saves_bytes"] for r in rows] == sorted(r["saves_bytes"] for r in rows)[::-1]
+
+
+# What a step carries ----------------------------------------------------------------------------------------------
+
+WIDTH, DEPTH = 256, 4
+
+
+def training(batch=32, *, clip=False, named=True, out="float32", **adam):
+    """A step of a small network with Adam, most of whose memory is parameters and moments."""
+    optimizer = optax.adam(1e-3, **adam)
+    if clip:
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optimizer)
+
+    def step(params, opt_state, x, y):
+        def loss(params):
+            h = x
+            for w in params:
+                h = jnp.tanh(h @ w)
+            return jnp.mean((h - y) ** 2)
+
+        updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state)
+        return jax.tree.map(lambda a, b: (a + b).astype(out), params, updates), opt_state
+
+    params = [array(WIDTH, WIDTH)] * DEPTH
+    state = jax.eval_shape(optimizer.init, params)
+    data = array(batch, WIDTH), array(batch, WIDTH)
+    if named:
+        return step, (params, state, *data), (0, 1)
+    leaves, tree = jax.tree.flatten((params, state))
+
+    def anonymous(a, b, c):
+        return step(*jax.tree.unflatten(tree, a), b, c)
+
+    return anonymous, (leaves, *data), (0,)
+
+
+def of(pool, target, **how):
+    function, arguments, donated = training(**how)
+    return audit(function, *arguments, target=target, pool=pool, donate_argnums=donated).memory
+
+
+COPY = 4 * WIDTH * WIDTH * DEPTH
+
+
+@pytest.mark.parametrize("target", ["cpu", CUDA])
+def test_a_first_moment_in_two_bytes_saves_what_was_said(pool, target):
+    before, after = of(pool, target), of(pool, target, mu_dtype="bfloat16")
+    (row,) = rows_of(before, "dtype").values()
+    assert row["saves_bytes"] == COPY // 2 and "mu_dtype" in row["action"]
+    assert before["argument_bytes"] - after["argument_bytes"] == row["saves_bytes"]
+    # An estimate of the peak: the update is planned anew (on an H100 294916 bytes more are saved here).
+    assert row["bound"] == "estimate" and before["live_peak_bytes"] > after["live_peak_bytes"]
+    assert not rows_of(after, "dtype"), "there is nothing left to narrow"
+
+
+@pytest.mark.parametrize("target", ["cpu", CUDA])
+def test_half_a_batch_saves_what_was_said(pool, target):
+    before, after = of(pool, target, batch=2048), of(pool, target, batch=1024)
+    (row,) = rows_of(before, "batch").values()
+    assert "1024 instead of 2048" in row["action"] and row["saves_bytes"] > 1024 * WIDTH * 4 * 2
+    assert holds(row, before, after)
+    assert not holds({**row, "saves_bytes": before["live_peak_bytes"] - after["live_peak_bytes"] - 1}, before, after)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("named", [True, False])
+def test_optimizer_state_is_told_by_its_path_or_its_use(pool, named):
+    memory = of(pool, "h100", named=named)
+    (row,) = rows_of(memory, "offload").values()
+    assert row["saves_bytes"] - 2 * COPY in ((4, 8) if named else (0,)), "two moments; their count by its path alone"
+    assert ("by their paths" if named else "by their use") in row["derivation"]
+    shards = rows_of(memory, "shard")
+    assert shards["optimizer state"]["saves_bytes"] == 2 * COPY * 7 // 8
+    both = shards["parameters and optimizer state"]
+    assert both["saves_bytes"] == 3 * COPY * 7 // 8 and both["bound"] == "estimate"
+    for devices in (2, 4, 8):
+        assert f"{3 * COPY * (devices - 1) // devices} bytes over {devices} devices" in both["derivation"]
+    assert not rows_of(memory, "release"), "each gradient is applied as it is made"
+
+
+def test_shares_of_what_a_step_carries(pool):
+    """With a mesh, parameters and moments divided: the peak falls as much, but for what is gathered."""
+    function, (params, state, *data), donated = training()
+    over = jax.sharding.NamedSharding(jax.sharding.AbstractMesh((4,), ("d",)), jax.sharding.PartitionSpec("d"))
+    here = jax.sharding.NamedSharding(over.mesh, jax.sharding.PartitionSpec())
+    params, state = jax.tree.map(
+        lambda a: array(*a.shape, dtype=a.dtype, sharding=over if a.ndim else here), (params, state)
+    )
+    data = [array(*a.shape, sharding=here) for a in data]
+    before = of(pool, "cpu")
+    after = audit(function, params, state, *data, target="cpu:4", pool=pool, donate_argnums=donated).memory
+    saved = before["live_peak_bytes"] - after["live_peak_bytes"]
+    assert before["argument_bytes"] - after["argument_bytes"] == 3 * COPY * 3 // 4
+    said = 3 * COPY * 3 // 4
+    assert f"{said} bytes over 4 devices" in rows_of(before, "shard")["parameters and optimizer state"]["derivation"]
+    assert 0 < saved <= said + COPY  # an estimate: gradients are divided as well
+
+
+@pytest.mark.cuda
+def test_gradients_that_wait_for_a_norm_are_released_without_it(pool):
+    before, after = of(pool, "h100", clip=True), of(pool, "h100")
+    (row,) = rows_of(before, "release").values()
+    assert row["saves_bytes"] > COPY // 2 and holds(row, before, after)
+
+
+@pytest.mark.parametrize("target", ["cpu", CUDA])
+def test_what_was_donated_in_vain_for_its_type(pool, target):
+    before, after = of(pool, target, out="bfloat16"), of(pool, target)
+    (row,) = rows_of(before, "donated_in_vain").values()
+    assert row["target"] == "opt_state" and row["saves_bytes"] == COPY // 2 and "type" in row["action"]
+    own = [memory["output_bytes"] - memory["alias_bytes"] for memory in (before, after)]
+    assert own[0] - own[1] == row["saves_bytes"]
+    assert row["bound"] == "estimate" and before["live_peak_bytes"] > after["live_peak_bytes"]
+    assert not rows_of(after, "donated_in_vain")
+
+
+@pytest.mark.parametrize("target", ["cpu", CUDA])
+def test_each_change_stands_once_and_saves_something(pool, target):
+    rows = of(pool, target)["savings"]["rows"]
+    keys = [(row["kind"], row["target"]) for row in rows]
+    assert len(rows) >= 3 and len(set(keys)) == len(keys) and all(row["saves_bytes"] > 0 for row in rows)
+    assert all(row["derivation"] and row["bound"] for row in rows)

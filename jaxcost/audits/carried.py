@@ -1,0 +1,185 @@
+"""Changes to what a step carries from call to call, and to how much it is given at once.
+
+Where a peak is mostly arguments no buffer of the heap is worth much: what helps is fewer bytes of parameters and
+optimizer state on the device, gradients that leave as they are made, or less of a batch. Each is replayed like any
+other; none is exact, as what the change itself needs (a gathered layer, arrays in flight) is not planned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from jaxcost.audits.replay import Change, Edit, Held, Replay
+from jaxcost.audits.roles import Group, Roles, first_dimension
+from jaxcost.observation.hlo.flow import Value
+from jaxcost.observation.hlo.purposes import GRADIENT, RECOMPUTED, SAVED, TEMPORARY
+
+_LARGE = 1 << 16
+_DEVICES = (2, 4, 8)
+_WIDE = {"f32": 4, "f64": 8}
+_NARROW_BYTES = 2  # of a bfloat16
+# The first moments of optax by the names of their fields, and the option that sets their type.
+_MOMENTS = {"mu": "mu_dtype", "trace": "accumulator_dtype"}
+_WORDS = re.compile(r"[A-Za-z_]\w*")
+
+
+def carried(replay: Replay) -> Iterator[Change]:
+    """Every such change that the module gives grounds for."""
+    roles = Roles(replay)
+    yield from _offload(replay, roles)
+    yield from _moments(roles)
+    yield from _over_devices(replay, roles)
+    yield from _released(replay, roles)
+    yield from _batch(replay, roles)
+
+
+def whole(held: Held, size: int) -> Edit:
+    """An edit that leaves `size` bytes of a stretch."""
+    return Edit(held.span.first, held.span.end, size - held.bytes)
+
+
+def _what(group: Group) -> str:
+    """The arrays of a group in words."""
+    arrays = len(group.found)
+    text = f"{arrays} argument{'s' * (arrays != 1)} of {group.bytes - group.twice} bytes"
+    return text + (f" and {group.twice} bytes of their new values" if group.twice else "")
+
+
+def _offload(replay: Replay, roles: Roles) -> Iterator[Change]:
+    """Optimizer state in the host's memory, one array at a time on the device."""
+    state = roles.state
+    if state is None or replay.evidence.platform == "cpu":
+        return
+    yield Change(
+        "offload", "optimizer state", "keep the optimizer's state in pinned host memory between steps",
+        f"{_what(state)} hold optimizer state, told {state.told}; the peak without them", "upper",
+        resident=-state.bytes,
+        assumptions=("the update streams: the arrays in flight are not counted", "transfers take time"),
+    )  # fmt: skip
+
+
+def _moments(roles: Roles) -> Iterator[Change]:
+    """First moments in bfloat16, where optax's own names say which arrays those are."""
+    if roles.state is None:
+        return
+    for word, option in _MOMENTS.items():
+        found = [
+            a for a in roles.state.found
+            if word in _WORDS.findall(a.path) and a.parameter is not None and a.parameter.shape.dtype in _WIDE
+        ]  # fmt: skip
+        if not found:
+            continue
+        group = roles.group(found, "by their paths")
+        width = {_WIDE[a.parameter.shape.dtype] for a in found if a.parameter is not None}
+        if len(width) != 1:
+            continue
+        saved = group.bytes - group.bytes * _NARROW_BYTES // width.pop()
+        yield Change(
+            "dtype", f"first moments ({word})", f"keep {word} in bfloat16 ({option}=jnp.bfloat16 of the optimizer)",
+            f"{_what(group)} have {word} in their paths; in two bytes an element they are {group.bytes - saved}",
+            "estimate", resident=-saved, assumptions=("the update around them is planned as it is",),
+        )  # fmt: skip
+
+
+def _over_devices(replay: Replay, roles: Roles) -> Iterator[Change]:
+    """On one device: parameters and optimizer state shared among several, each array that divides."""
+    if replay.evidence.reading.device_count > 1:
+        return
+    state, parameters = ((*group.found,) if group is not None else () for group in (roles.state, roles.parameters))
+    together = "parameters and optimizer state" if state else "parameters"
+    for label, found in (("optimizer state", state), (together, (*parameters, *state) if parameters else ())):
+        if not found:
+            continue
+        saved: dict[int, int] = {}
+        count = 0
+        for devices in _DEVICES:
+            divided = [
+                a for a in found
+                if a.parameter is not None and any(d % devices == 0 and d >= devices for d in a.parameter.shape.dims)
+            ]  # fmt: skip
+            count = len(divided)
+            saved[devices] = roles.group(divided, "").bytes * (devices - 1) // devices
+        before = replay.peak()
+        each = ", ".join(f"{before - replay.peak(resident=-size)} bytes over {n} devices" for n, size in saved.items())
+        most = _DEVICES[-1]
+        yield Change(
+            "shard", label, f"shard {label} over {most} devices, or over {_DEVICES[0]} or {_DEVICES[1]}",
+            f"{count} of {len(found)} arrays have a dimension that divides; a share each saves {each}", "estimate",
+            resident=-saved[most],
+            assumptions=("what is gathered for use, and gradients that are divided too, are not counted",),
+        )  # fmt: skip
+
+
+def _released(replay: Replay, roles: Roles) -> Iterator[Change]:
+    """Gradients of parameters that wait for the update: each applied, and released, as soon as it is made."""
+    if roles.parameters is None or not roles.trains:
+        return
+    shapes = {a.parameter.shape.size for a in roles.parameters.found if a.parameter is not None}
+    flow, edits, waiting = replay.purposes.flow, [], 0
+    for held in replay.held:
+        shape = held.at.shape.at(held.index) if held.at is not None else None
+        if held.at is None or held.kind.name != GRADIENT or shape is None or shape.is_tuple or held.bytes < _LARGE:
+            continue
+        if shape.size not in shapes:
+            continue
+        stacked = next(
+            (s for s in flow.reach(Value(held.at, held.index)).slots[:4] if replay.purposes.change(s)[0] == "stacked"),
+            None,
+        )
+        if stacked is not None:
+            loop = replay.evidence.graph.loops.get(stacked.loop.id)
+            trips = loop.trips if loop is not None else None
+            if isinstance(trips, int) and trips > 1:
+                edits.append(whole(held, held.bytes // trips))
+                waiting += held.bytes
+        elif held.span.first + 2 < held.span.end:  # the event that makes it and the one that reads it
+            edits.append(Edit(held.span.first + 2, held.span.end, -held.bytes))
+            waiting += held.bytes
+    if edits:
+        yield Change(
+            "release", "gradients", "apply the update of each layer as soon as its gradient is made",
+            f"{len(edits)} gradients of a parameter's size, {waiting} bytes, wait for the update; each would leave "
+            "after the step that makes it, a stack over layers but for one layer", "upper", tuple(edits),
+            assumptions=("no norm over all gradients is needed first",),
+        )  # fmt: skip
+
+
+def _batch(replay: Replay, roles: Roles) -> Iterator[Change]:
+    """Half of the batch: at a time, with the gradients summed, or altogether."""
+    if roles.parameters is None:
+        return
+    scaled = list(_without_parameters_size(replay, roles))
+    if not scaled:
+        return
+    edits = tuple(whole(h, h.bytes // 2) for h in scaled)
+    assumption = "every buffer without a parameter's size grows with the batch"
+    if roles.trains:
+        sums = sum(a.bytes for a in roles.parameters.found)
+        yield Change(
+            "accumulate", "batch", "accumulate gradients over two halves of the batch",
+            f"{len(scaled)} buffers without a parameter's size are halved; {sums} bytes of summed gradients are added",
+            "upper", edits, resident=sums, assumptions=(assumption,),
+        )  # fmt: skip
+    size = first_dimension(roles.data[0]) if roles.data else 0
+    if size > 1 and size % 2 == 0:
+        given = sum(a.bytes for a in roles.data) // 2
+        yield Change(
+            "batch", "batch", f"a batch of {size // 2} instead of {size} a device",
+            f"{len(scaled)} buffers without a parameter's size are halved, and {len(roles.data)} arguments whose first "
+            f"dimension is {size}: {given} bytes", "upper", edits, resident=-given,
+            assumptions=(assumption, f"{size}, their first dimension, is the batch"),
+        )  # fmt: skip
+
+
+def _without_parameters_size(replay: Replay, roles: Roles) -> Sequence[Held]:
+    assert roles.parameters is not None
+    owned = {a.parameter.shape.size for a in roles.parameters.found if a.parameter is not None}
+    found = []
+    for held in replay.held:
+        shape = held.at.shape.at(held.index) if held.at is not None else None
+        if shape is None or shape.is_tuple or shape.size in owned or held.bytes < _LARGE:
+            continue
+        if held.kind.name in (SAVED, GRADIENT, RECOMPUTED, TEMPORARY):
+            found.append(held)
+    return found
