@@ -39,7 +39,8 @@ def audit_page(document: Mapping[str, Any]) -> str:
     classes = sections.classes_of(document["memory"])
     scripts = _scripts(document, classes)
     parts = [
-        sections.head(document), sections.unknowns(document), sections.findings(document), sections.savings(document),
+        sections.head(document), sections.against(document), sections.unknowns(document),
+        sections.findings(document), sections.savings(document),
         _places(document), sections.flops(document), sections.memory(document), _schedule(document),
         sections.collectives(document), sections.loops(document), sections.trust(document), _foot(document),
     ]  # fmt: skip

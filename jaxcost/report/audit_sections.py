@@ -114,6 +114,8 @@ def against(document: Mapping[str, Any]) -> str:
     data = document.get("against")
     if not data:
         return ""
+    from jaxcost.report import regressed
+
     moved = [row for row in data["rows"] if row["status"] != "same"]
     moved.sort(key=lambda row: not row["failed"])
     cells = [

@@ -33,7 +33,7 @@ def show_against(data: Mapping[str, Any], every: bool = False) -> None:
         for row in rows[:_MOST]:
             status = Text(row["status"], style=_STYLES.get(row["status"], "") if row["failed"] else "")
             made.add_row(
-                row["figure"], _side(row["old"], row), _side(row["new"], row), _growth(row), row["bound"] or "", status
+                row["figure"], side(row["old"], row), side(row["new"], row), growth(row), row["bound"] or "", status
             )  # fmt: skip
         out.print(made)
     if len(rows) > _MOST:
@@ -58,7 +58,7 @@ def verdict(data: Mapping[str, Any]) -> str:
         return f"nothing is beyond its bound ({held} figures held to one)"
     worst = max(failures, key=_share)
     named = ", ".join(row["figure"] for row in failures[:4]) + (" ..." if len(failures) > 4 else "")
-    grown = f"; the most in {worst['figure']}, by {_growth(worst)}" if worst["growth"] else ""
+    grown = f"; the most in {worst['figure']}, by {growth(worst)}" if worst["growth"] else ""
     return f"{len(failures)} beyond their bounds: {named}{grown}"
 
 
@@ -68,7 +68,8 @@ def _share(row: Mapping[str, Any]) -> float:
     return float("inf") if not old else (row["growth"] or 0) / old
 
 
-def _side(value: Any, row: Mapping[str, Any]) -> str:
+def side(value: Any, row: Mapping[str, Any]) -> str:
+    """Return a figure of one of the two audits in words."""
     if isinstance(value, Mapping):
         return f"{exact(value['minimum'])} .. {exact(value['maximum'])}"
     if value is None and row["status"] in ("new", "gone"):
@@ -76,7 +77,8 @@ def _side(value: Any, row: Mapping[str, Any]) -> str:
     return exact(value)
 
 
-def _growth(row: Mapping[str, Any]) -> str:
+def growth(row: Mapping[str, Any]) -> str:
+    """Return by how much a figure has grown in words; '' where there is no such number."""
     if row["growth"] is None:
         return ""
     rounded = about(row["growth"], row["unit"])

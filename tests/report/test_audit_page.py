@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jaxcost.audits.document import audit_document
+from jaxcost.audits.regression import compare_audits
 from jaxcost.audits.tree import least
 from jaxcost.observation.sources import Program
 from jaxcost.report.audit_page import MOST_SCRIPT_BYTES, audit_page
@@ -288,3 +289,20 @@ def test_what_is_unknown_is_marked_in_the_graph(tmp_path: Path) -> None:
         assert page.errors == []
         assert page.value("document.querySelectorAll('#flame .unknown-part').length") >= 1
         assert "+ unknown" in page.text("#told")
+
+
+def test_what_moved_against_a_recorded_audit_is_a_section(document: dict[str, Any]) -> None:
+    assert 'id="against"' not in audit_page(document)
+    document = copy.deepcopy(document)
+    document["program"]["environment"] = {"versions": {"jax": "1"}}
+    grown = copy.deepcopy(document)
+    grown["memory"]["live_peak_bytes"] += 4096
+    grown["program"]["environment"]["versions"]["jax"] = "<b>0"
+    against = compare_audits(document, grown, against="step.json").to_dict()
+    page = audit_page({**grown, "against": against})
+    section = page[page.index('id="against"') :].split("<h2", 1)[0]
+    assert "against step.json" in section and "memory.live_peak_bytes" in section and "+4,096" in section
+    assert '<td class="unknown">grown</td>' in section and "beyond their bounds" in section
+    assert "what differs" in section and "&lt;b&gt;0" in section and "<b>0" not in section
+    same = compare_audits(document, document, against="step.json").to_dict()
+    assert "nothing is beyond its bound" in audit_page({**document, "against": same})
