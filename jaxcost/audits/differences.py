@@ -6,14 +6,20 @@ versions differ and the program does not, they are the compiler's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 _COMPILERS = ("jax", "jaxlib", "libtpu")
 _SHOWN = 6
+_PATHS = 3  # of arguments, in one sentence
+_ARGUMENT = re.compile(
+    r"(?P<path>.*): (?P<type>[a-z0-9_]+(?:<[^<>]*>)?\[[0-9,]*\])(?P<donated> donated)?(?P<sharding> .*)?", re.DOTALL
+)
 _MEMORY = {
     "argument_bytes": "arguments", "output_bytes": "results", "temp_bytes": "temporaries",
+    "alias_bytes": "results that lie in arguments",
     "required_bytes": "all that must be allocated", "live_peak_bytes": "the live peak",
 }  # fmt: skip
 
@@ -78,9 +84,10 @@ def _program(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Differe
     one, two = _table(old, "compiled", "program"), _table(new, "compiled", "program")
     if one.get("arguments") is not None and two.get("arguments") is not None:
         if one.get("arguments_digest") != two.get("arguments_digest"):
-            yield Difference("program", f"its arguments differ: {_lists(one['arguments'], two['arguments'])}")
+            aliases = [_table(data, "memory").get("alias_bytes") for data in (old, new)]
+            yield from (Difference("program", text) for text in _arguments(one["arguments"], two["arguments"], aliases))
         if one.get("results") != two.get("results"):
-            yield Difference("program", f"its results differ: {_lists(one.get('results'), two.get('results'))}")
+            yield Difference("program", _results(one.get("results"), two.get("results")))
     left, right = one.get("jaxpr_digest"), two.get("jaxpr_digest")
     if left and right and left != right:
         counts = _counts(_table(one, "operations"), _table(two, "operations"))
@@ -95,6 +102,58 @@ def _axes(mesh: Any) -> str:
     if not isinstance(mesh, Mapping) or not mesh:
         return "none"
     return ", ".join(f"{name}={size}" for name, size in mesh.items())
+
+
+def _arguments(old: Any, new: Any, aliases: Sequence[Any]) -> Iterator[str]:
+    """Sentences on arguments, by path: which are new, gone, of another type, sharded otherwise or donated otherwise."""
+    tables = [{}, {}]  # type: list[dict[str, re.Match[str]]]
+    for found, lines in zip(tables, (old, new), strict=True):
+        for at in lines if isinstance(lines, list) else []:
+            match = _ARGUMENT.fullmatch(str(at))
+            if match is None or match["path"] in found:
+                yield f"its arguments differ: {_lists(old, new)}"
+                return
+            found[match["path"]] = match
+    before, after = tables
+    both = [path for path in before if path in after]
+    gone, came = ([path for path in one if path not in other] for one, other in ((before, after), (after, before)))
+    said = []
+    for part, verb in (("type", "changed"), ("sharding", "sharded otherwise")):
+        sides = ((path, *((table[path][part] or "").strip() or "as the compiler likes" for table in tables))
+                 for path in both)  # fmt: skip
+        moved = [f"{path} {left} -> {right}" for path, left, right in sides if left != right]
+        said.append(_listed(moved, verb))
+    lost = [path for path in both if before[path]["donated"] and not after[path]["donated"]]
+    given = [path for path in both if after[path]["donated"] and not before[path]["donated"]]
+    left, right = aliases
+    known = isinstance(left, int) and isinstance(right, int) and left != right
+    amount = f"; donation saves {right:,} bytes, not {left:,}" if known else ""
+    said += [f"{text}{amount}" for text in (_listed(lost, "no longer donated"), _listed(given, "donated now")) if text]
+    said += [
+        _listed([f"{path} {after[path]['type']}" for path in came], "new"),
+        _listed([f"{path} {before[path]['type']}" for path in gone], "gone"),
+    ]
+    yield from [text for text in said if text] or ["its arguments differ in their order, or beyond those listed"]
+
+
+def _listed(items: list[str], verb: str) -> str:
+    """`3 arguments changed: a, b and 1 more`; '' of none."""
+    if not items:
+        return ""
+    verb = verb if verb == "changed" else f"{'is' if len(items) == 1 else 'are'} {verb}"
+    more = f" and {len(items) - _PATHS} more" if len(items) > _PATHS else ""
+    return f"{len(items):,} argument{'s' * (len(items) != 1)} {verb}: {', '.join(items[:_PATHS])}{more}"
+
+
+def _results(old: Any, new: Any) -> str:
+    """Results have no names: those at the same place are compared where there are as many."""
+    if not (isinstance(old, list) and isinstance(new, list) and len(old) == len(new)):
+        return f"its results differ: {_lists(old, new)}"
+    pairs = [f"{left} -> {right}" for left, right in zip(old, new, strict=True) if left != right]
+    counts = dict.fromkeys(pairs, 0)
+    for pair in pairs:
+        counts[pair] += 1
+    return f"{len(pairs):,} results changed: {_some([f'{pair} ({counts[pair]:,})' for pair in counts])}"
 
 
 def _lists(old: Any, new: Any) -> str:
@@ -199,14 +258,22 @@ def _placing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Differe
     if before.get("digest") != after.get("digest"):
         left, right = _table(before, "arguments"), _table(after, "arguments")
         said = [
-            f"{name}: {left[name]} -> {right[name]}" for name in left if name in right and left[name] != right[name]
+            f"{name}: {left[name]} -> {right[name]}"
+            for name in left
+            if name in right and left[name] != right[name] and _shape(left[name]) == _shape(right[name])
         ]
-        yield Difference("layouts", "arguments are laid out differently: " + (_some(said) or "beyond those listed"))
+        same = {name: _shape(at) for name, at in left.items()} == {name: _shape(at) for name, at in right.items()}
+        if said or same:  # what has another shape has another layout, and was said
+            yield Difference("layouts", "arguments are laid out differently: " + (_some(said) or "beyond those listed"))
     if old.get("copies") != new.get("copies"):
         yield Difference("layouts", _from_to("copies", old.get("copies"), new.get("copies")))
     kernels = _counts(_table(old, "kernels"), _table(new, "kernels"))
     if kernels:
         yield Difference("kernels", f"other library kernels: {kernels}")
+
+
+def _shape(layout: Any) -> str:
+    return str(layout).partition(" ")[0]
 
 
 def _memory(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:

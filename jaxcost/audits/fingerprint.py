@@ -17,7 +17,8 @@ from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 
-_LISTED = 200  # shapes, layouts and arguments kept one by one; a digest stands for all of them
+_LISTED = 200  # shapes and layouts kept one by one; a digest stands for all of them
+_ARGUMENTS = 2000
 _CONTRACTIONS = frozenset(["dot", "convolution", "ragged-dot", "scaled-dot"])
 _BODY = ("rows", "opaque", "kernels", "linear_algebra")
 _NAMED = frozenset(["name", "scope", "phase", "source", "op_name", "line"])
@@ -88,7 +89,7 @@ def _program(evidence: Evidence) -> dict[str, Any]:
     ]  # fmt: skip
     jaxpr = lowered.jaxpr
     return {
-        "arguments": arguments[:_LISTED], "arguments_digest": _digest(arguments), "results": list(lowered.results),
+        "arguments": arguments[:_ARGUMENTS], "arguments_digest": _digest(arguments), "results": list(lowered.results),
         "jaxpr_digest": None if jaxpr is None else _digest(_unnamed(jaxpr)),
         "operations": None if jaxpr is None else dict(jaxpr.get("operations") or {}),
         "reason": "" if jaxpr is not None else "only a lowered stage was given",

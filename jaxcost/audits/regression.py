@@ -6,7 +6,8 @@
 Figures are named by their place in the document (`flops.total`, `memory.required_bytes`, `collectives.bytes`). Held to
 a bound of 0 unless told otherwise: `flops.total`; the argument, required and live-peak bytes of `memory`; executions
 and bytes of `collectives`, in all and by kind and axes; the number of `unknowns`. The rest (by phase and scope,
-primitives, loops, output and temporary bytes) is shown, and held to a bound where one is given.
+primitives, loops; output, temporary and alias bytes) is shown, and held to a bound where one is given. Of the alias
+bytes, results that lie in donated arguments, it is a loss that is held: less of them is more memory.
 
 A bound covers the figure it names and all below it; the longest name decides. `flops` is short for `flops.total`,
 `memory` for the three held, `collectives.bytes` covers the bytes of every kind.
@@ -39,6 +40,7 @@ _SHORT = {
 }  # fmt: skip
 _KEPT_MEMORY = ("alias_bytes", "constant_bytes", "fragmentation_bytes", "by_class_at_peak", "reasons")
 _MEMORY = ("argument_bytes", "output_bytes", "temp_bytes", "required_bytes", "live_peak_bytes")
+_ALIAS = "memory.alias_bytes"
 _BOUND = re.compile(
     r"\s*(?P<name>[^=\s][^=]*?)\s*=\s*(?:(?P<unknown>unknown)|(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>%|[KMGT]iB|B)?)\s*"
 )
@@ -90,7 +92,8 @@ class Range:
 class Row:
     """One figure on both sides; None on a side means that there it does not exist. `bound` None: not held to one.
 
-    `growth` is of the upper ends; `failed` whether it is beyond its bound, or unknown where that is not accepted.
+    `growth` is of the upper ends; `failed` whether it is beyond its bound, or unknown where that is not accepted. Of
+    `memory.alias_bytes` a loss is beyond it.
     """
 
     name: str
@@ -310,7 +313,8 @@ def _row(name: str, old: _Figure | None, new: _Figure | None, bound: Bound | Non
         status = "grown" if growth > 0 else "shrunk"
     else:
         status = "same" if before.low == after.low else "changed"
-    failed = bound is not None and not bound.allows(before.high, growth)
+    worse = -growth if name == _ALIAS else growth
+    failed = bound is not None and not bound.allows(before.high, worse)
     return Row(name, unit, before, after, growth, bound, status, failed)
 
 
@@ -383,6 +387,8 @@ def figures(data: Mapping[str, Any], where: str = "audit") -> dict[str, _Figure]
     why = memory.get("reasons") if isinstance(memory.get("reasons"), dict) else {}
     for name in _MEMORY:
         add(f"memory.{name}", memory.get(name), "bytes", why.get(name))
+    if "alias_bytes" in memory:
+        add(_ALIAS, memory["alias_bytes"], "bytes")
     for name, value, unit in _collectives(part("collectives", list)):
         add(name, value, unit, "a loop around it has no known count")
     loops = part("loops", list)

@@ -309,6 +309,57 @@ def test_a_change_of_the_program_is_said_first(recorded, document):
     assert "trace the same code differently" in said(comparison, "program")
 
 
+def of_arguments(document, arguments, results=()):
+    program = document["compiled"]["program"]
+    program.update(arguments=arguments, arguments_digest=str(arguments), results=list(results))
+    return document
+
+
+def test_donation_that_is_lost_is_said_with_its_arguments(recorded, document):
+    old, new = copy.deepcopy(recorded), document
+    paths = [f"state['layer: {i}'].kernel" for i in range(5)]
+    of_arguments(old, [f"{path}: float32[8,4] donated P('d', None)" for path in paths])
+    of_arguments(new, [f"{path}: float32[8,4] P('d', None)" for path in paths])
+    old["memory"]["alias_bytes"], new["memory"]["alias_bytes"] = 640, 0
+    comparison = compare_audits(old, new)
+    text = said(comparison, "program")
+    assert text == (
+        "5 arguments are no longer donated: state['layer: 0'].kernel, state['layer: 1'].kernel, "
+        "state['layer: 2'].kernel and 2 more; donation saves 0 bytes, not 640"
+    )
+    assert text in comparison.to_text()
+    assert statuses(comparison)["memory.alias_bytes"] == "shrunk" and not comparison.failed
+    held = bounds_of(["memory.alias_bytes=0"])
+    assert compare_audits(old, new, held).failed
+    assert not compare_audits(new, old, held).failed
+    assert "5 arguments are donated now" in said(compare_audits(new, old), "program")
+    # A record of an earlier version has no such figure; nothing is said of it.
+    del old["memory"]["alias_bytes"]
+    assert not compare_audits(old, new).failed
+
+
+def test_changed_arguments_are_said_by_path(recorded, document):
+    old = of_arguments(
+        copy.deepcopy(recorded), ["a: float32[8] donated", "b: int4[2]", "c: float32[] P('d',)"], ["float32[8]"] * 3
+    )
+    new = of_arguments(
+        document, ["a: float32[16] donated", "c: float32[]", "d: key<fry>[]"], ["float32[16]"] * 2 + ["float32[8]"]
+    )
+    text = said(compare_audits(old, new), "program")
+    for part in (
+        "1 argument changed: a float32[8] -> float32[16]", "1 argument is new: d key<fry>[]",
+        "1 argument is gone: b int4[2]", "1 argument is sharded otherwise: c P('d',) -> as the compiler likes",
+        "2 results changed: float32[8] -> float32[16] (2)",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "donated" not in text
+    # What cannot be read, or paired, is listed as it is.
+    for odd in (["a"], ["a: float32[8]", "a: float32[8]"], [3]):
+        assert "its arguments differ: " in said(compare_audits(old, of_arguments(document, odd)), "program")
+    swapped = of_arguments(document, [*reversed(old["compiled"]["program"]["arguments"])])
+    assert "their order" in said(compare_audits(old, swapped), "program")
+
+
 def test_the_report_names_what_failed(recorded, document, capsys):
     document["memory"]["live_peak_bytes"] += 2**20
     document["flops"]["total"] = None
