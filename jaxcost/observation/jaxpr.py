@@ -271,7 +271,7 @@ class _Counter:
         # Scanned operands and stacked results have one dimension more outside; the rest is constant or carried.
         stacked = [len(a.aval.shape) > len(b.aval.shape) for a, b in zip(eqn.invars, inner.invars, strict=True)]
         scanned = stacked.index(True) if True in stacked else len(stacked)
-        carried = sum(len(a.aval.shape) == len(b.aval.shape) for a, b in zip(eqn.outvars, inner.outvars, strict=True))
+        carried = carried_by_scan(eqn, inner)
         consts = scanned - carried
         carry = values[consts : consts + carried]
 
@@ -386,6 +386,14 @@ def _each(value: Any) -> Sequence[Any]:
 
 def _consts(closed: Any) -> Sequence[Any]:
     return getattr(closed, "consts", ())
+
+
+def carried_by_scan(eqn: Any, body: Any) -> int:
+    """How many results of a scan are carried. They stand first; a stacked one has one dimension more than its body's.
+
+    The parameter that says so has another name in each release of JAX.
+    """
+    return sum(len(a.aval.shape) == len(b.aval.shape) for a, b in zip(eqn.outvars, body.outvars, strict=True))
 
 
 def _same(body: Any, consts: int, carried: int, first: int) -> list[bool]:

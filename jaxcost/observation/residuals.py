@@ -14,7 +14,8 @@ from math import prod
 from typing import Any
 
 from jaxcost.observation.hlo.scope import place, scope_parts
-from jaxcost.observation.jaxpr import inside
+from jaxcost.observation.jaxpr import carried_by_scan, inside
+from jaxcost.observation.jaxpr_values import bare
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def saved_residuals(jaxpr: Any, scopes: Iterable[str] | None = None) -> list[Res
         for number, eqn in enumerate(level.eqns):
             if eqn.primitive.name != "scan" or "transpose(" in _stack(eqn, above):
                 continue
-            carried, body = eqn.params["num_carry"], eqn.params["jaxpr"].jaxpr
+            body = bare(eqn.params["jaxpr"])
+            carried = carried_by_scan(eqn, body)
             for index in range(carried, len(eqn.outvars)):
                 if id(eqn.outvars[index]) in read:
                     made = _made(body, body.outvars[index], _stack(eqn, above))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxcost.observation.residuals import saved_residuals
+from jaxcost.observation.residuals import _levels, saved_residuals
 from jaxcost.observation.sections import known_scopes
 from jaxcost.prediction.ledgers import predict
 from jaxcost.reconciliation.residuals import OTHER_FORM, UNCAST, residual_rows
@@ -87,3 +87,14 @@ def test_lists_of_other_programs_are_not_compared():
     row = row_of(case, [])
     assert (row.status, row.observation) == ("unmeasured", None)
     assert "unrolled" in row.reason
+
+
+def test_the_list_rests_on_no_parameter_that_another_release_renames(monkeypatch):
+    """jax 0.11 has no `num_carry`: which results are carried is told by their shapes."""
+    closed = make_step(case_of("llama", {"remat": "block"})).trace().jaxpr
+    expected = saved_residuals(closed)
+    assert expected
+    for eqn in (eqn for level, _ in _levels(closed.jaxpr, "") for eqn in level.eqns if eqn.primitive.name == "scan"):
+        left = {name: value for name, value in eqn.params.items() if name not in ("num_carry", "num_consts")}
+        monkeypatch.setattr(eqn, "params", left)
+    assert saved_residuals(closed) == expected
