@@ -166,8 +166,8 @@ def _batch(replay: Replay, roles: Roles) -> Iterator[Change]:
         given = sum(a.bytes for a in roles.data) // 2
         yield Change(
             "batch", "batch", f"a batch of {size // 2} instead of {size} a device",
-            f"{len(scaled)} buffers without a parameter's size are halved, and {len(roles.data)} arguments whose first "
-            f"dimension is {size}: {given} bytes", "upper", edits, resident=-given,
+            f"{len(scaled)} buffers without a parameter's size are halved, and arguments whose first dimension is "
+            f"{size} ({len(roles.data)}): {given} bytes", "upper", edits, resident=-given,
             assumptions=(assumption, f"{size}, their first dimension, is the batch"),
         )  # fmt: skip
 

@@ -121,7 +121,7 @@ class Roles:
                     return "inside"
                 if len(seen) > _READS:
                     return ""
-                if user.opcode in _MOVES:
+                if user.opcode in _MOVES or user.opcode == "tuple":  # of a tuple, its reader's name is what counts
                     stack.append(user)
                 elif user.opcode == "fusion":
                     operands = [p for n, p in user.called[0].parameters.items() if user.operands[n].id in seen]
@@ -129,7 +129,7 @@ class Roles:
                     seen.update(p.id for p in operands)
                 elif user.opcode in ELEMENTWISE:
                     update = True
-                elif user.opcode != "tuple":
+                else:
                     return ""
         return "update" if update else ""
 

@@ -310,3 +310,22 @@ def test_each_change_stands_once_and_saves_something(pool, target):
     keys = [(row["kind"], row["target"]) for row in rows]
     assert len(rows) >= 3 and len(set(keys)) == len(keys) and all(row["saves_bytes"] > 0 for row in rows)
     assert all(row["derivation"] and row["bound"] for row in rows)
+
+
+@pytest.mark.parametrize("target", ["cpu", CUDA])
+def test_a_momentum_beside_a_scan_is_told_by_its_use(pool, target):
+    optimizer = optax.sgd(1e-2, momentum=0.9)
+
+    def step(a, b, c):
+        def loss(weights):
+            return (jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), c, weights)[0] ** 2).mean()
+
+        updates, b = optimizer.update(jax.grad(loss)(a), b)
+        return optax.apply_updates(a, updates), b
+
+    a = array(8, 256, 256)
+    call = a, jax.eval_shape(optimizer.init, a), array(64, 256)
+    memory = audit(step, *call, target=target, pool=pool, donate_argnums=(0, 1)).memory
+    assert rows_of(memory, "shard")["optimizer state"]["saves_bytes"] == 8 * 256 * 256 * 4 * 7 // 8
+    (row,) = rows_of(memory, "dtype").values()
+    assert "accumulator_dtype" in row["action"] and row["saves_bytes"] == 8 * 256 * 256 * 2
