@@ -5,7 +5,7 @@ Read from the document that --json prints. A section that is absent, or of a for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxcost.audits.tree import Value, added, most, paths, share
@@ -15,8 +15,8 @@ MEMORY = {
     "live_peak_bytes": "live peak: in use at the fullest moment",
     "fragmentation_bytes": "gaps between allocations",
     "argument_bytes": "arguments",
-    "output_bytes": "results, those that take over an argument too",
-    "alias_bytes": "results that take over an argument",
+    "output_bytes": "results",
+    "alias_bytes": "of these, in the memory of donated arguments",
     "constant_bytes": "constants",
     "temp_bytes": "temporaries, gaps included",
 }
@@ -102,8 +102,15 @@ def headline(document: Mapping[str, Any]) -> list[tuple[str, Value | None, str]]
         ("bytes moved", column("bytes"), "bytes"),
         ("required memory", memory.get("required_bytes"), "bytes"),
         ("live peak", memory.get("live_peak_bytes"), "bytes"),
-        ("collectives", column("collective_bytes"), "bytes"),
+        ("collectives, payload", column("collective_bytes"), "bytes"),
     ]
+
+
+def donated(section: Mapping[str, Any], said: Callable[[Any], str]) -> str:
+    """Return the sentence on donation; `said` writes a number of bytes."""
+    used, vain, possible = (section.get(f"{name}_bytes") for name in ("used", "in_vain", "possible"))
+    lost = "what was donated in vain is not known" if vain is None else f"{said(vain)} were donated in vain"
+    return f"{said(used)} of results take over an argument, {lost}, {said(possible)} more could be donated"
 
 
 def collectives(document: Mapping[str, Any]) -> list[Collective]:

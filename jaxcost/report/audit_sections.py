@@ -331,11 +331,7 @@ def _donation(section: Mapping[str, Any]) -> str:
         parts.append(
             f'<p class="unknown">what was donated is not known: {escape(str(section.get("reason") or ""))}</p>'
         )
-    used, vain, possible = (section.get(f"{name}_bytes") for name in ("used", "in_vain", "possible"))
-    parts.append(
-        f"<p>{amount(used, 'bytes')} of results take over an argument; {amount(vain, 'bytes')} were donated in vain; "
-        f"{amount(possible, 'bytes')} more could be donated.</p>"
-    )
+    parts.append(f"<p>{gather.donated(section, lambda value: amount(value, 'bytes'))}.</p>")
     lost = [row for row in gather.rows_of(section.get("arguments")) if not row.get("used")]
     could = gather.rows_of(section.get("possible"))
     for found, label in ((lost, "donated in vain"), (could, "could be donated")):

@@ -19,6 +19,7 @@ from jaxcost.report.tables import line
 TREE_ROWS, TREE_SHARE = 24, 0.01
 LINES_SHOWN, BUFFERS_SHOWN, LISTED = 8, 8, 12
 _VERDICTS = {"right": "green", "wrong": "bold red", "not_comparable": "yellow", "absent": ""}
+_ORDER = ("wrong", "not_comparable", "right")
 _SIZES = (("bytes", "bytes"), ("flops", "FLOPs"))
 
 
@@ -139,6 +140,9 @@ def _memory(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         if name in section:
             _row(made, label, size(section[name], "bytes"), size(section[name], "bytes", whole=True))
     out.print(made)
+    elsewhere = ", ".join(f"{size(held, 'bytes')} {space}" for space, held in _elsewhere(section).items())
+    if elsewhere:
+        line(out, f"beside device memory, and in none of these numbers: {elsewhere}")
     for reason, names in _reasons(section).items():
         line(out, f"unknown ({', '.join(names)}): {reason}")
     limit = gather.table_of(document["program"].get("target")).get("device_memory_bytes")
@@ -169,6 +173,15 @@ def _memory(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         out.print(made)
 
 
+def _elsewhere(section: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes allocated in other memory than the device's, the most first: on a TPU temporaries lie on the chip."""
+    found: dict[str, int] = {}
+    for row in gather.rows_of(section.get("by_space")):
+        if row["space"] != "device":
+            found[str(row["space"])] = found.get(str(row["space"]), 0) + row["bytes"]
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 def _reasons(section: Mapping[str, Any]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, reason in gather.table_of(section.get("reasons")).items():
@@ -180,12 +193,7 @@ def _donation(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     section = gather.table_of(document["memory"].get("donation"))
     if not section:
         return
-    used, vain, possible = (section.get(f"{name}_bytes") for name in ("used", "in_vain", "possible"))
-    line(
-        out,
-        f"donation: {size(used, 'bytes')} of results take over an argument, {size(vain, 'bytes')} were donated in "
-        f"vain, {size(possible, 'bytes')} more could be donated",
-    )
+    line(out, f"donation: {gather.donated(section, lambda value: size(value, 'bytes'))}")
     if section.get("known") is False and section.get("reason"):
         line(out, f"    {section['reason']}")
     lost = [row for row in gather.rows_of(section.get("arguments")) if not row.get("used")]
@@ -204,10 +212,18 @@ def _savings(out: Console, document: Mapping[str, Any]) -> None:
     for row in found:
         text = str(row.get("action") or row.get("kind"))
         target = str(row.get("target") or "")
-        _row(
-            made, text if target in text else f"{text}: {target}", size(row["saves_bytes"], "bytes"), str(row["bound"])
-        )
+        _row(made, text if target in text else f"{text}: {target}", _saved(row), str(row["bound"]))
     out.print(made)
+
+
+def _saved(row: Mapping[str, Any]) -> str:
+    """What a change saves: both ends where they differ, and what is expected between them."""
+    upto, least, expected = (row.get(f"{name}_bytes") for name in ("saves", "at_least", "expected"))
+    text = size(upto, "bytes")
+    if least is None or least == upto:
+        return text
+    likely = "" if expected in (None, least, upto) else f" (expected {size(expected, 'bytes')})"
+    return f"{size(least, 'bytes')} .. {text}{likely}"
 
 
 def _collectives(out: Console, document: Mapping[str, Any]) -> None:
@@ -247,6 +263,10 @@ def _loops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
 def _trust(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     found = gather.rows_of(gather.table_of(document.get("xla")).get("verdicts"))
     shown = [row for row in found if row["verdict"] != "absent"]
+    # What misleads comes first, and no memory of the host that is said to be unused takes a row.
+    shown.sort(key=lambda row: _ORDER.index(row["verdict"]) if row["verdict"] in _ORDER else len(_ORDER))
+    unused = [] if rows else [row for row in shown if _unused(row)]
+    shown = [row for row in shown if row not in unused]
     if shown:
         made = table("XLA's own figure", "says", "counted here", "verdict", right=("says", "counted here"))
         for row in _some(shown, rows):
@@ -257,12 +277,18 @@ def _trust(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         for row in _some([row for row in shown if row["verdict"] == "wrong"], rows):
             line(out, f"{row['figure']} {row.get('where') or ''}".rstrip() + f": {row['reason']}")
         _left(out, shown, rows)
+    if unused:
+        line(out, f"right too: {len(unused)} figures of host memory, each 0, of which the program uses none")
     absent: dict[str, list[str]] = {}
     for row in found:
         if row["verdict"] == "absent":
             absent.setdefault(str(row.get("reason") or "").split(";")[0], []).append(str(row["figure"]))
     for reason, names in absent.items():
         line(out, f"XLA gives no {', '.join(dict.fromkeys(names))}: {reason}")
+
+
+def _unused(row: Mapping[str, Any]) -> bool:
+    return str(row["figure"]).startswith("host_") and row["verdict"] == "right" and row.get("value") == 0
 
 
 def _findings(out: Console, document: Mapping[str, Any], rows: bool) -> None:

@@ -36,7 +36,7 @@ def test_the_table_has_the_numbers_and_where_they_are(
     for part in (
         "program on h100:8", "mesh=fsdp=8", "523 TFLOP", "522,800,599,138,304", "30.90 GiB", "33,177,945,588",
         "fits: 39.1% of 79.11 GiB", "softmax", "attention.py:87 materialised", "all-gather", "27.96 GiB",
-        "while.38", "right", "donation: 11.22 GiB of results take over an argument, unknown were donated in vain",
+        "while.38", "right", "donation: 11.22 GiB of results take over an argument, what was donated in vain is not",
         "what would lower the peak",
     ):  # fmt: skip
         assert part in text, part
@@ -85,6 +85,45 @@ def test_the_short_tree_is_a_walk_of_the_largest(document: dict[str, Any]) -> No
     assert all(share(node, nodes[0]) >= 0.01 for _, node in found)
     assert all(depth <= before + 1 for (before, _), (depth, _) in pairwise(found))
     assert {"q_proj", "softmax", "head"} <= {node["name"] for _, node in found}
+
+
+def test_a_saving_shows_both_its_ends(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"kind": "donate", "target": "x", "action": "donate x", "saves_bytes": 2**20, "bound": "interval"}
+    shown = {
+        "interval": {"at_least_bytes": 4, "expected_bytes": 2**19}, "upper": {"at_least_bytes": None},
+        "exact": {"at_least_bytes": 2**20, "expected_bytes": 2**20},
+    }  # fmt: skip
+    for bound, more in shown.items():
+        saving = {**row, **more, "bound": bound}
+        text = printed({**document, "memory": {**document["memory"], "savings": {"rows": [saving]}}}, capsys)
+        (found,) = [line for line in text.splitlines() if line.startswith(" donate x ")]
+        wanted = "4 B .. 1.00 MiB (expected 512 KiB)" if bound == "interval" else "1.00 MiB"
+        assert re.fullmatch(rf" donate x +{re.escape(wanted)} +{bound} *", found), found
+
+
+def test_memory_beside_the_devices_is_one_line(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "beside device memory" not in printed(document, capsys)
+    spaces = [("device", 0, 8), ("scalar memory", 4, 4096), ("scalar memory", 6, 2048), ("on chip", 1, 23_811_072)]
+    by_space = [dict(zip(("space", "color", "bytes"), row, strict=True)) for row in spaces]
+    text = printed({**document, "memory": {**document["memory"], "by_space": by_space}}, capsys)
+    line = "beside device memory, and in none of these numbers: 22.71 MiB on chip, 6,144 B scalar memory"
+    assert line in " ".join(text.split())
+
+
+def test_wrong_figures_come_first_and_unused_host_memory_takes_no_row(
+    document: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"where": "", "measured": 0, "value": 0, "verdict": "right", "reason": "equal"}
+    verdicts = [{**row, "figure": f"host_{i}"} for i in range(5)]
+    verdicts += [{**row, "figure": f"right_{i}"} for i in range(12)]
+    verdicts += [{**row, "figure": "host_used", "value": 8, "measured": 8}]
+    verdicts += [{**row, "figure": "peak", "verdict": "wrong", "value": 3, "reason": "it says otherwise"}]
+    changed = {**document, "xla": {**document["xla"], "verdicts": verdicts}}
+    text = printed(changed, capsys)
+    assert text.index(" peak ") < text.index(" right_0 ")
+    assert "peak: it says otherwise" in text and "2 more with --rows" in text
+    assert "host_0" not in text and "5 figures of host memory, each 0" in text
+    assert "host_used" in printed(changed, capsys, rows=True) and "host_0" in printed(changed, capsys, rows=True)
 
 
 def test_sizes_say_how_much_is_known() -> None:
