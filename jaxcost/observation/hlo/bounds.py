@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from jaxcost.observation.hlo.arithmetic import COMPARE, values_of
 from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.hlo.scalars import (
+    BUDGET,
     MAX_ITERATIONS,
     Frame,
     Junction,
@@ -83,6 +84,12 @@ class Loops(Scalars):
             self.found[key] = solved
         return solved
 
+    def why(self, loop: Instruction) -> str:
+        """Why a count is not known."""
+        if self.left <= 0:
+            return f"the trip count of {loop.name} was not found among {BUDGET} values looked at in the module"
+        return f"the trip count of {loop.name} depends on run-time values"
+
     # Solved -----------------------------------------------------------------------------------------------------------
 
     def _solved(self, frame: Frame, loop: Instruction) -> Bounds:
@@ -146,6 +153,8 @@ class Loops(Scalars):
         minimum: int | None = None
         blocked = solved.blocked
         for n in range(MAX_ITERATIONS + 1):
+            if self.left <= 0:
+                break
             condition = self.scalar(steps.frame(n, 1), root)
             holds = known(condition)
             if holds is None:
@@ -155,7 +164,7 @@ class Loops(Scalars):
                 if solved.maximum is not None or n >= minimum + _PATIENCE:
                     break
             elif not holds:
-                return Bounds(n if minimum is None else minimum, n, _why(loop), blocked)
+                return Bounds(n if minimum is None else minimum, n, self.why(loop), blocked)
             if n == solved.maximum:
                 break
         else:
@@ -164,11 +173,7 @@ class Loops(Scalars):
         least = max(solved.minimum, minimum or 0)
         if solved.maximum is not None:
             least = min(least, solved.maximum)
-        return Bounds(least, solved.maximum, _why(loop), blocked)
-
-
-def _why(loop: Instruction) -> str:
-    return f"the trip count of {loop.name} depends on run-time values"
+        return Bounds(least, solved.maximum, self.why(loop), blocked)
 
 
 def first_failure(direction: str, start: int, slope: int) -> int | None:

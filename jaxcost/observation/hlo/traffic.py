@@ -152,19 +152,28 @@ class _Fusions:
         return _split([root.shape], self.size)
 
 
+def _fused(computation: Computation) -> Iterator[Instruction]:
+    """What a fusion does, fusions inside it opened, each computation once however often it is called."""
+    stack, seen = [computation], {computation.id}
+    while stack:
+        for at in stack.pop().instructions:
+            if at.opcode != "fusion":
+                yield at
+            elif at.called[0].id not in seen:
+                seen.add(at.called[0].id)
+                stack.append(at.called[0])
+
+
 def _contains(computation: Computation, opcodes: frozenset[str]) -> bool:
-    return any(
-        at.opcode in opcodes or (at.opcode == "fusion" and _contains(at.called[0], opcodes))
-        for at in computation.instructions
-    )
+    return any(at.opcode in opcodes for at in _fused(computation))
 
 
 def _only_moves(at: Instruction) -> bool:
     """Whether nothing is computed but the place of elements; arithmetic on scalar indices does not count."""
-    if at.opcode == "fusion":
-        return all(_only_moves(inner) for inner in at.called[0].instructions)
-    return at.opcode in _MOVES or (
-        not at.shape.is_tuple and at.shape.size == 1 and at.shape.dtype in ("s32", "u32", "pred")
+    return all(
+        one.opcode in _MOVES
+        or (not one.shape.is_tuple and one.shape.size == 1 and one.shape.dtype in ("s32", "u32", "pred"))
+        for one in (_fused(at.called[0]) if at.opcode == "fusion" else [at])
     )
 
 

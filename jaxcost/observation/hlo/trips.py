@@ -277,7 +277,7 @@ class _Walk:
         elif bounds.exact is not None:
             return _Trips(low, high, "derived"), frozenset()
         else:
-            reason = bounds.reason or f"the trip count of {at.name} depends on run-time values"
+            reason = bounds.reason or self.loops.why(at)
         if at.name in self.supplied:
             count = self.supplied[at.name]
             if count < low or (high is not None and count > high):
