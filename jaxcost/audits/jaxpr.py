@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.audits.flops import amount_value
+from jaxcost.audits.replication import replicated
 from jaxcost.observation.hlo.amounts import Amount
 from jaxcost.observation.hlo.flops import FlopRow
 from jaxcost.observation.hlo.linalg import fft_flops
@@ -58,8 +59,9 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any] | None:
     if blind and not reason:
         reason = data["unknowns"][0] if data["unknowns"] else "it holds what cannot be counted"
     devices = evidence.reading.device_count
-    reasons = _reasons(evidence, data, devices)
-    differences = _differences(evidence, data, devices, reasons)
+    counts = _counts(evidence, data, devices)
+    reasons = _agreeing(_reasons(evidence, data, devices), counts)
+    differences = _differences(evidence, counts, devices, reasons)
     _findings(reasons, notes)
     for text in data["unknowns"]:
         notes.unknown(text, "jaxpr", text)
@@ -86,29 +88,54 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 # Differences ----------------------------------------------------------------------------------------------------------
 
 
-def _differences(
-    evidence: Evidence, data: Mapping[str, Any], devices: int, reasons: Iterable[Reason]
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """Both counts of a place, over all devices; None is no exact number. `amounts` are the compiled ones of one."""
+
+    jaxpr: int | None
+    compiled: int | None
+    amounts: tuple[Amount, ...]
+
+
+def _counts(evidence: Evidence, data: Mapping[str, Any], devices: int) -> dict[Place, _Count]:
     before = {(row["scope"], row["phase"]): row["flops"] for row in data["by_scope_phase"]}
     names = _primitives(data)
     after: dict[Place, list[Amount]] = {}
     for (scope, phase), amount in evidence.work.by_place.items():
         after.setdefault((_home(scope, names), phase), []).append(amount)
+    found = {}
+    for place in {*before, *after}:
+        amounts = tuple(after.get(place, ()))
+        right: int | None = 0
+        for amount in amounts:
+            right = None if right is None or amount.value is None else right + amount.value * devices
+        found[place] = _Count(before.get(place, 0), right, amounts)
+    return found
+
+
+def _agreeing(reasons: list[Reason], counts: Mapping[Place, _Count]) -> list[Reason]:
+    """Without copies that the count of their place contradicts: nothing is computed twice where nothing is more."""
+    even = {place for place, count in counts.items() if count.jaxpr is not None and count.jaxpr == count.compiled}
+    sums: dict[Place, int] = {}
+    for reason in reasons:
+        sums[reason.place] = sums.get(reason.place, 0) + reason.flops
+    return [r for r in reasons if r.kind != "replicated" or r.place not in even or not sums[r.place]]
+
+
+def _differences(
+    evidence: Evidence, counts: Mapping[Place, _Count], devices: int, reasons: Iterable[Reason]
+) -> list[dict[str, Any]]:
     explained: dict[Place, list[Reason]] = {}
     for reason in reasons:
         explained.setdefault(reason.place, []).append(reason)
     rows = []
-    for place in sorted({*before, *after, *explained}):
+    for place in sorted({*counts, *explained}):
         mine = explained.get(place, [])
-        left = before.get(place, 0)
-        right: int | None = 0
-        for amount in after.get(place, ()):
-            right = None if right is None or amount.value is None else right + amount.value * devices
+        count = counts.get(place, _Count(0, 0, ()))
+        left, right = count.jaxpr, count.compiled
         if left is not None and left == right and not mine:
             continue
-        listed = [
-            {"kind": r.kind, "flops": r.flops, "text": r.text, "evidence": list(r.evidence[:_EVIDENCE])} for r in mine
-        ]
+        listed = _listed(mine)
         row: dict[str, Any] = {
             "scope": place[0], "phase": place[1], "jaxpr": left, "compiled": right, "difference": None,
             "reasons": listed, "unexplained": None, "reason": "",
@@ -116,8 +143,8 @@ def _differences(
         if left is None or right is None:
             unsure = "the jaxpr's count" if left is None else "the compiled count"
             row["reason"] = f"{unsure} is no exact number here"
-            if right is None and devices == 1 and len(after[place]) == 1:
-                row["compiled"] = amount_value(after[place][0])
+            if right is None and devices == 1 and len(count.amounts) == 1:
+                row["compiled"] = amount_value(count.amounts[0])
             if left == right == None and not mine:  # noqa: E711  both are open in the same way: nothing to compare
                 continue
         else:
@@ -125,6 +152,20 @@ def _differences(
             row["unexplained"] = right - left - sum(r.flops for r in mine)
         rows.append(row)
     return rows
+
+
+def _listed(reasons: Iterable[Reason]) -> list[dict[str, Any]]:
+    """Reasons in JSON: those that say the same are one, with how many they are."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for reason in reasons:
+        row = found.setdefault(
+            (reason.kind, reason.text),
+            {"kind": reason.kind, "flops": 0, "text": reason.text, "count": 0, "evidence": []},
+        )
+        row["flops"] += reason.flops
+        row["count"] += 1
+        row["evidence"] = list(dict.fromkeys((*row["evidence"], *reason.evidence)))[:_EVIDENCE]
+    return list(found.values())
 
 
 def _primitives(data: Mapping[str, Any]) -> frozenset[str]:
@@ -156,7 +197,7 @@ def _reasons(evidence: Evidence, data: Mapping[str, Any], devices: int) -> list[
         found += _kernels(place, mine, data, devices)
         found += _convolutions(place, mine, theirs, devices)
         if devices > 1:
-            found += _replicated(place, mine, theirs, devices)
+            found += _replicated(evidence, place, mine, theirs, devices)
         found += _removed(evidence, place, mine, theirs, devices)
     return [reason for reason in found if reason.flops]
 
@@ -246,22 +287,16 @@ def _convolutions(place: Place, mine: list[FlopRow], theirs: list[Mapping[str, A
         yield Reason("rewritten", place, (own - equation["flops"]) * times, text, (row.name,))
 
 
-def _replicated(place: Place, mine: list[FlopRow], theirs: list[Mapping[str, Any]], devices: int) -> Iterable[Reason]:
+def _replicated(
+    evidence: Evidence, place: Place, mine: list[FlopRow], theirs: list[Mapping[str, Any]], devices: int
+) -> Iterable[Reason]:
     """Products whose parts several devices compute alike."""
-    sizes = {equation["flops"] for equation in theirs if equation["flops"]}
-    if not sizes:
-        return
-    for row in mine:
-        own = row.logical_flops if row.logical_flops is not None else row.flops
-        whole = sizes if own in sizes else sizes if len(sizes) == 1 else set()
-        for size in [own] if own in whole else list(whole):
-            copies, rest = divmod(own * devices, size)
-            if rest or copies < 2 or row.executions.value is None:
-                continue
-            each = "the whole product" if copies == devices else f"one {devices // copies}th of the product"
-            more = own * devices - size
-            text = f"each of {devices} devices computes {each}: {copies} times over"
-            yield Reason("replicated", place, more * row.executions.value, text, (row.name,))
+    products = {row.id: row for row in evidence.reading.contractions.rows}
+    for found in replicated(mine, products, theirs, devices):
+        whole = found.copies == devices
+        each = "the whole product" if whole else f"one {devices // found.copies}th of the product"
+        text = f"each of {devices} devices computes {each}: {found.copies} times over"
+        yield Reason("replicated", place, found.flops * (found.row.executions.value or 0), text, (found.row.name,))
 
 
 def _removed(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxcost.audits.tree import Value, added, most, paths, share
+from jaxcost.audits.tree import Value, added, most, paths, payload, share, unbounded
 
 MEMORY = {
     "required_bytes": "required: all allocations in device memory",
@@ -130,20 +130,6 @@ def collectives(document: Mapping[str, Any]) -> list[Collective]:
     return sorted(found, key=lambda row: (-(most(row.bytes) or 0), row.kind, row.axes))
 
 
-def unbounded(value: Any) -> Value:
-    """A value of a document in which None is unknown, as one in which it is an interval without an upper end."""
-    found: Value = {"minimum": 0, "maximum": None} if value is None else value
-    return found
-
-
-def payload(row: Mapping[str, Any]) -> Value:
-    """Return the bytes of the whole array that a collective moves, trips included."""
-    sides = [unbounded(row.get("total_operand_bytes")), unbounded(row.get("total_result_bytes"))]
-    if any(most(side) is None for side in sides):
-        return {"minimum": 0, "maximum": None}
-    return max(sides, key=lambda side: most(side) or 0)
-
-
 def largest(
     document: Mapping[str, Any], tree: str, least_share: float, rows: int
 ) -> list[tuple[int, Mapping[str, Any]]]:
@@ -170,6 +156,15 @@ def place(row: Mapping[str, Any]) -> str:
     """Return where a row belongs: its scope and phase, failing that its source or its name."""
     parts = [str(row[key]) for key in ("scope", "phase") if row.get(key)]
     return ", ".join(parts) or str(row.get("op_name") or row.get("source") or row.get("where") or "")
+
+
+def why(row: Mapping[str, Any]) -> str:
+    """Return why a place's counts differ: its reasons, each with how often it was found, failing those its note."""
+    found = []
+    for reason in rows_of(row.get("reasons")):
+        times = int(reason.get("count") or 1)
+        found.append(f"{times:,} times: {reason.get('text', '')}" if times > 1 else str(reason.get("text", "")))
+    return "; ".join([*found, *([str(row["reason"])] if row.get("reason") else [])])
 
 
 def empty(value: Any) -> bool:

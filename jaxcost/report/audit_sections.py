@@ -210,12 +210,11 @@ def _jaxpr(section: Mapping[str, Any]) -> str:
     parts.append("</p>" if found else "No place differs.</p>")
     cells = []
     for row in found[:MOST_LISTED]:
-        reasons = "; ".join(str(reason.get("text", "")) for reason in gather.rows_of(row.get("reasons")))
         cells.append(
             (
                 text(gather.place(row) or "no scope"), number(row.get("jaxpr"), "FLOPs"),
                 number(row.get("compiled"), "FLOPs"), number(row.get("difference")), number(row.get("unexplained")),
-                text(reasons or row.get("reason", "")),
+                text(gather.why(row)),
             )
         )  # fmt: skip
     if cells:

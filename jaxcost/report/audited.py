@@ -101,7 +101,7 @@ def _flops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         over = f", over all {devices:,} devices" if devices > 1 else ""
         line(out, f"the jaxpr's own count{over}: {size(jaxpr['flops'], 'FLOPs')}")
         for row in _some(gather.rows_of(jaxpr.get("differences")), rows):
-            reasons = "; ".join(str(reason["text"]) for reason in gather.rows_of(row["reasons"])) or row["reason"]
+            reasons = gather.why(row)
             left = f", {row['unexplained']:+,} unexplained" if row["unexplained"] else ""
             amount = "unknown" if row["difference"] is None else f"{row['difference']:+,} FLOPs"
             line(out, f"- {gather.place(row) or 'no scope'}: compiled {amount}{left}: {reasons}")
