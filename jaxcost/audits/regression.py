@@ -5,7 +5,7 @@
 
 Figures are named by their place in the document (`flops.total`, `memory.required_bytes`, `collectives.bytes`). Held to
 a bound of 0 unless told otherwise: `flops.total`; the argument, required and live-peak bytes of `memory`; executions
-and bytes of `collectives`, in all and by kind and axes; the number of `unknowns`. The rest (by phase and scope,
+and payload bytes of `collectives`, in all and by kind and axes; the number of `unknowns`. The rest (by phase and scope,
 primitives, loops; output, temporary and alias bytes) is shown, and held to a bound where one is given. Of the alias
 bytes, results that lie in donated arguments, it is a loss that is held: less of them is more memory.
 
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxcost.audits.differences import Difference, differences
+from jaxcost.audits.tree import payload
 from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
 
 SCHEMA = "jaxcost.audit.v1"
@@ -403,7 +404,7 @@ def figures(data: Mapping[str, Any], where: str = "audit") -> dict[str, _Figure]
 
 
 def _collectives(rows: Sequence[Any]) -> Iterator[tuple[str, Any, str]]:
-    """Executions and bytes (of operands), in all and by kind and axes."""
+    """Executions and bytes (payload: the whole array that moves), in all and by kind and axes."""
     sums: dict[str, list[list[Any]]] = {}
     for row in rows:
         if not isinstance(row, dict):
@@ -411,10 +412,12 @@ def _collectives(rows: Sequence[Any]) -> Iterator[tuple[str, Any, str]]:
         axes = row.get("axes")
         # Where no mesh is known the layout of the groups tells collectives apart.
         over = "+".join(map(str, axes)) if isinstance(axes, list) else str(row.get("layout") or "?")
+        sides = [_range(row.get(f"total_{side}_bytes"), "") for side in ("operand", "result")]
+        known = all(side is not None and side.low is not None and side.high is not None for side in sides)
         for name in ("collectives", f"collectives.{row.get('kind')}[{over}]"):
             found = sums.setdefault(name, [[], []])
             found[0].append(row.get("executions"))
-            found[1].append(row.get("total_operand_bytes"))
+            found[1].append(payload(row) if known else None)
     for name in sorted(sums or {"collectives": []}):
         executions, moved = sums.get(name, [[], []])
         yield f"{name}.executions", _sum(executions), "executions"

@@ -43,6 +43,20 @@ def added(values: Iterable[Value]) -> Value:
     return low if low == high else {"minimum": low, "maximum": high}
 
 
+def unbounded(value: Any) -> Value:
+    """A value of a document in which None is unknown, as one in which it is an interval without an upper end."""
+    found: Value = {"minimum": 0, "maximum": None} if value is None else value
+    return found
+
+
+def payload(row: Mapping[str, Any]) -> Value:
+    """Return the bytes of the whole array that a collective moves, trips included."""
+    sides = [unbounded(row.get("total_operand_bytes")), unbounded(row.get("total_result_bytes"))]
+    if any(most(side) is None for side in sides):
+        return {"minimum": 0, "maximum": None}
+    return max(sides, key=lambda side: most(side) or 0)
+
+
 def children_of(nodes: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """The numbers of the nodes directly below each node."""
     below: list[list[int]] = [[] for _ in nodes]

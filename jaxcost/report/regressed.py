@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from jaxcost.report.console import console, table
+from jaxcost.report.console import console, printable, table
 from jaxcost.report.numbers import about, exact, signed
 from jaxcost.report.tables import line
 
@@ -32,9 +32,8 @@ def show_against(data: Mapping[str, Any], every: bool = False) -> None:
         made = table("figure", "old", "new", "growth", "bound", "status", right=("old", "new", "growth"))
         for row in rows[:_MOST]:
             status = Text(row["status"], style=_STYLES.get(row["status"], "") if row["failed"] else "")
-            made.add_row(
-                row["figure"], side(row["old"], row), side(row["new"], row), growth(row), row["bound"] or "", status
-            )  # fmt: skip
+            name = Text(printable(row["figure"]))  # the axes in its brackets are no markup
+            made.add_row(name, side(row["old"], row), side(row["new"], row), growth(row), row["bound"] or "", status)
         out.print(made)
     if len(rows) > _MOST:
         line(out, f"{len(rows) - _MOST} more rows; --json has all of them")

@@ -59,7 +59,7 @@ GROWN = [
     ("memory.argument_bytes", lambda d: add(d["memory"], "argument_bytes", 1)),
     ("memory.required_bytes", lambda d: add(d["memory"], "required_bytes", 1)),
     ("memory.live_peak_bytes", lambda d: add(d["memory"], "live_peak_bytes", 1)),
-    ("collectives.bytes", lambda d: add(d["collectives"][0], "total_operand_bytes", 1)),
+    ("collectives.bytes", lambda d: add(d["collectives"][0], "total_result_bytes", 1)),
     ("collectives.executions", lambda d: add(d["collectives"][0], "executions", 1)),
     ("unknowns.count", lambda d: d["unknowns"].append({"what": "x", "kind": "kernel", "reason": "opaque"})),
 ]
@@ -96,7 +96,7 @@ def test_bounds_by_share(recorded, document, bound, growth, fails):
 
 
 def test_bounds_by_amount(recorded, document):
-    document["collectives"][0]["total_operand_bytes"] += 2**20
+    document["collectives"][0]["total_result_bytes"] += 2**20
     assert not compare_audits(recorded, document, bounds_of(["collectives.bytes=1MiB"])).failed
     assert compare_audits(recorded, document, bounds_of(["collectives.bytes=1048575"])).failed
     # The bound on executions is another one.
@@ -375,6 +375,20 @@ def test_the_report_names_what_failed(recorded, document, capsys):
     assert "nothing is beyond its bound" in capsys.readouterr().out
     text = compare_audits(recorded, document).to_text()
     assert "FAILED memory.live_peak_bytes" in text
+
+
+def test_the_bytes_of_collectives_are_payload_everywhere(recorded, document, capsys):
+    """The headline, the tree and a comparison name the same number; the axes are in the name of a figure."""
+    columns = recorded["attribution"]["columns"]["collective_bytes"]
+    found = {name: figure.range.low for name, figure in figures(recorded).items() if name.endswith(".bytes")}
+    assert found.pop("collectives.bytes") == columns["total"] == sum(found.values())
+    row = next(row for row in document["collectives"] if row["kind"] == "all-gather")
+    assert row["result_bytes"] > row["operand_bytes"]
+    row["total_operand_bytes"] += 1  # no payload: the result is the whole array
+    assert compare_audits(recorded, document).status == "same"
+    row["total_result_bytes"] += 1
+    show_against(compare_audits(recorded, document).to_dict())
+    assert f"collectives.all-gather[{'+'.join(row['axes'])}].bytes" in capsys.readouterr().out
 
 
 def test_every_status_is_one_of_those_named(recorded, document):
