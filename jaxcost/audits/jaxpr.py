@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from jaxcost.audits.enclosing import enclosed, listed
 from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.audits.flops import amount_value
 from jaxcost.audits.replication import replicated
@@ -48,7 +49,8 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any] | None:
     """Return the jaxpr's count and its differences to the compiled one; None where the source had no jaxpr.
 
     `flops` is an integer, an interval, or null with `reason`. `differences`: one row per scope and phase that differs,
-    with `reasons` and what is `unexplained`; null where one of the two sides is no exact number.
+    with `reasons` and what is `unexplained`; null where one of the two sides is no exact number. Places that agree only
+    together are one row, of the scope around them, with `places`.
     """
     lowered = evidence.program.lowered
     if lowered is None or lowered.jaxpr is None:
@@ -65,7 +67,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any] | None:
     _findings(reasons, notes)
     for text in data["unknowns"]:
         notes.unknown(text, "jaxpr", text)
-    listed = sorted(data["rows"], key=lambda row: -(row["total"] or row["flops"]))
+    largest = sorted(data["rows"], key=lambda row: -(row["total"] or row["flops"]))
     return {
         "flops": None if blind else data.get("interval", data["flops"]),
         "counted": data.get("interval", data["flops"]), "reason": reason,
@@ -75,7 +77,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any] | None:
             for row in data.get("intervals", data["by_scope_phase"])
         ],
         "operations": dict(data.get("operations", {})), "kernels": list(data.get("kernels", [])),
-        "equations": len(data["rows"]), "rows": [_row(row) for row in listed[:LISTED]],
+        "equations": len(data["rows"]), "rows": [_row(row) for row in largest[:LISTED]],
         "opaque": [_row(row) for row in data["opaque"]], "unknowns": list(data["unknowns"]),
         "devices": devices, "differences": differences,
     }  # fmt: skip
@@ -135,10 +137,12 @@ def _differences(
         left, right = count.jaxpr, count.compiled
         if left is not None and left == right and not mine:
             continue
-        listed = _listed(mine)
+        texts = listed(
+            {"kind": r.kind, "flops": r.flops, "text": r.text, "count": 1, "evidence": r.evidence} for r in mine
+        )
         row: dict[str, Any] = {
             "scope": place[0], "phase": place[1], "jaxpr": left, "compiled": right, "difference": None,
-            "reasons": listed, "unexplained": None, "reason": "",
+            "reasons": texts, "unexplained": None, "reason": "",
         }  # fmt: skip
         if left is None or right is None:
             unsure = "the jaxpr's count" if left is None else "the compiled count"
@@ -151,21 +155,7 @@ def _differences(
             row["difference"] = right - left
             row["unexplained"] = right - left - sum(r.flops for r in mine)
         rows.append(row)
-    return rows
-
-
-def _listed(reasons: Iterable[Reason]) -> list[dict[str, Any]]:
-    """Reasons in JSON: those that say the same are one, with how many they are."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for reason in reasons:
-        row = found.setdefault(
-            (reason.kind, reason.text),
-            {"kind": reason.kind, "flops": 0, "text": reason.text, "count": 0, "evidence": []},
-        )
-        row["flops"] += reason.flops
-        row["count"] += 1
-        row["evidence"] = list(dict.fromkeys((*row["evidence"], *reason.evidence)))[:_EVIDENCE]
-    return list(found.values())
+    return enclosed(rows)
 
 
 def _primitives(data: Mapping[str, Any]) -> frozenset[str]:

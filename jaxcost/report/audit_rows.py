@@ -158,6 +158,11 @@ def place(row: Mapping[str, Any]) -> str:
     return ", ".join(parts) or str(row.get("op_name") or row.get("source") or row.get("where") or "")
 
 
+def compared(row: Mapping[str, Any]) -> str:
+    """Return where two counts are compared: a place, or what encloses several."""
+    return place(row) or ("the whole program" if row.get("places") else "no scope")
+
+
 def why(row: Mapping[str, Any]) -> str:
     """Return why a place's counts differ: its reasons, each with how often it was found, failing those its note."""
     found = []

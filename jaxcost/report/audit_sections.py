@@ -212,7 +212,7 @@ def _jaxpr(section: Mapping[str, Any]) -> str:
     for row in found[:MOST_LISTED]:
         cells.append(
             (
-                text(gather.place(row) or "no scope"), number(row.get("jaxpr"), "FLOPs"),
+                text(gather.compared(row)), number(row.get("jaxpr"), "FLOPs"),
                 number(row.get("compiled"), "FLOPs"), number(row.get("difference")), number(row.get("unexplained")),
                 text(gather.why(row)),
             )

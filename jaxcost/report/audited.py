@@ -104,7 +104,7 @@ def _flops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
             reasons = gather.why(row)
             left = f", {row['unexplained']:+,} unexplained" if row["unexplained"] else ""
             amount = "unknown" if row["difference"] is None else f"{row['difference']:+,} FLOPs"
-            line(out, f"- {gather.place(row) or 'no scope'}: compiled {amount}{left}: {reasons}")
+            line(out, f"- {gather.compared(row)}: compiled {amount}{left}: {reasons}")
     if rows and document.get("primitives"):
         made = table("operations that are no FLOPs here", "count", right=("count",))
         for name, value in document["primitives"].items():

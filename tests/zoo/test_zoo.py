@@ -47,6 +47,7 @@ def test_flops_agree_with_the_independent_count(name, target, zoo_audit, zoo_cou
     assert document["unknowns"] == []
     total = document["flops"]["total"]
     assert total == counted.total + explained(document), _gap(document, total - counted.total)
+    assert not any(row["unexplained"] for row in document["jaxpr"]["differences"])  # nor in any place
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in ZOO])
