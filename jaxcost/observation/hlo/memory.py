@@ -27,6 +27,7 @@ from jaxcost.observation.hlo.scope import Place
 from jaxcost.observation.hlo.shapes import Shape
 from jaxcost.observation.hlo.timeline import Parts, Point, Shown, Step, Timeline, chosen, read_steps, snapshots
 
+_DUMP = 'a dump as proto has it all: XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_proto"'
 _REMEDY = "the dump is damaged: dump the module again"
 _POINTER_BYTES = 8
 _HOST = 5  # xla::Layout::kHostMemorySpace
@@ -356,7 +357,7 @@ def read_memory(
     believed, border = believed_bytes(module) if platform == "cuda" else None, border_bytes(module)
     output, alias = _result_bytes(module.entry.root.shape, platform), _alias_bytes(module)
     if assignment is None:
-        why = "the module came without a buffer assignment (a compile-time dump has one)"
+        why = f"the module came without a buffer assignment; {_DUMP}"
         unknown = ("constant", "temp", "required", "live_peak", "fragmentation", "all_spaces_peak")
         argument = sum(_device_bytes(s) for s in shapes)
         absent = dict.fromkeys((*(f"{name}_bytes" for name in unknown), *_OVER_TIME), why)
@@ -395,9 +396,7 @@ def read_memory(
     traces = assignment.heap_simulator_traces
     reasons: dict[str, str] = {}
     if not traces and sums["temporary"] and not reader.only_tables():
-        why = (
-            "the buffer assignment came without heap traces (the CPU runtime drops them; a compile-time dump has them)"
-        )
+        why = f"the buffer assignment came without heap traces: its text has none, nor has a CPU executable; {_DUMP}"
         names = ("live_peak_bytes", "fragmentation_bytes", "all_spaces_peak_bytes", *_OVER_TIME)
         memory = Memory(
             argument_bytes=sums["parameter"], output_bytes=output, alias_bytes=alias, constant_bytes=sums["constant"],

@@ -67,6 +67,7 @@ def test_without_an_assignment_the_peak_is_unknown_not_zero():
     memory = read_hlo(proto.SerializeToString(), platform="cpu").memory
     assert memory.required_bytes > 0
     assert memory.live_peak_bytes is None and "heap traces" in memory.reasons["live_peak_bytes"]
+    assert "--xla_dump_hlo_as_proto" in memory.reasons["live_peak_bytes"]
 
 
 def replayed(events, sizes, colors=()):
