@@ -115,13 +115,22 @@ _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 }
 
 
+def check_export(name: str, option: str = "export") -> None:
+    """Refuse a file whose name stands for no viewer.
+
+    Raises:
+        RejectedError: no viewer's format has this ending.
+    """
+    if not name.endswith(tuple(_FORMATS)):
+        raise reject(option, name, f"must end in {' or '.join(_FORMATS)}", "name the file after the viewer it is for")
+
+
 def export_text(document: Mapping[str, Any], name: str) -> str:
     """Return the text of a file for a viewer; the end of its name chooses which.
 
     Raises:
         RejectedError: no viewer's format has this ending, or the audit lacks what the format shows.
     """
-    for ending, made in _FORMATS.items():
-        if name.endswith(ending):
-            return json.dumps(made(document), separators=(",", ":"), allow_nan=False) + "\n"
-    raise reject("export", name, f"must end in {' or '.join(_FORMATS)}", "name the file after the viewer it is for")
+    check_export(name)
+    made = next(made for ending, made in _FORMATS.items() if name.endswith(ending))
+    return json.dumps(made(document), separators=(",", ":"), allow_nan=False) + "\n"

@@ -100,7 +100,7 @@ def audit(
             from jaxcost.audits.regression import compare_audits
 
             data["against"] = compare_audits(recorded, data, bounds, against=str(against)).to_dict()
-        _write(data, html, export, save)
+        _write(data, html, export, save, quiet)
         if as_json:
             print_json(data)
         elif not quiet:
@@ -139,8 +139,19 @@ def _check(path: Path | None, name: str | None, targets: tuple[str, ...], parame
             problems.append(Problem(f"--{option}", value, rule, "leave it out for the default"))
     if problems:
         raise RejectedError(problems)
+    written: dict[Path, str] = {}
     for option in ("html", "export", "save"):
-        check_writable(parameters[option], f"--{option}")
+        file = parameters[option]
+        check_writable(file, f"--{option}")
+        if file is None or (file.exists() and not file.is_file()):
+            continue
+        other = written.setdefault(file.resolve(), option)
+        if other != option:
+            raise reject(f"--{option}", str(file), f"is the file of --{other} too", "name another file")
+    if parameters["export"] is not None:
+        from jaxcost.audits.exports import check_export
+
+        check_export(parameters["export"].name, "--export")
     if name is not None:
         from jaxcost.observation.sources.names import check_name
 
@@ -181,18 +192,23 @@ def _recorded(against: Path | None, texts: tuple[str, ...]) -> tuple[dict[str, A
     return read_recorded(against), bounds_of(texts)
 
 
-def _write(data: dict[str, Any], html: Path | None, export: Path | None, save: Path | None) -> None:
+def _write(data: dict[str, Any], html: Path | None, export: Path | None, save: Path | None, quiet: bool) -> None:
+    written = []
     if export is not None:
         from jaxcost.audits.exports import export_text
 
-        write_file(export, export_text(data, export.name), "--export")
+        written.append((export, export_text(data, export.name), "--export"))
     if html is not None:
         from jaxcost.report.audit_page import audit_page
 
-        write_file(html, audit_page(data), "--html")
+        written.append((html, audit_page(data), "--html"))
     if save is not None:
         kept = {name: value for name, value in data.items() if name != "against"}
-        write_file(save, json.dumps(kept, indent=1, allow_nan=False) + "\n", "--save")
+        written.append((save, json.dumps(kept, indent=1, allow_nan=False) + "\n", "--save"))
+    for path, text, option in written:
+        write_file(path, text, option)
+        if not quiet:
+            click.echo(f"wrote {path}", err=True)
 
 
 def _show(data: dict[str, Any], rows: bool) -> None:

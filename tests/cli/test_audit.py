@@ -175,8 +175,12 @@ def test_a_saved_audit_is_shown_compared_and_fails_on_growth(run, tmp_path):
     assert "flops.total" in run("--function", "mine:named", "--against", "step.json", code=1, text=True)
 
 
-def test_pages_and_exports_are_written(run, tmp_path):
-    run("--function", "mine:named", "--html", "a.html", "--export", "a.speedscope.json")
+def test_pages_and_exports_are_written(run, tmp_path, capsys):
+    files = ("--html", "a.html", "--export", "a.speedscope.json")
+    assert main(["audit", "--function", "mine:named", *files]) == 0
+    assert capsys.readouterr().err.splitlines()[-2:] == ["wrote a.speedscope.json", "wrote a.html"]
+    assert main(["audit", "--function", "mine:named", *files, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
     assert "<html" in (tmp_path / "a.html").read_text()
     assert json.loads((tmp_path / "a.speedscope.json").read_text())["$schema"]
 
@@ -204,6 +208,8 @@ def test_pages_and_exports_are_written(run, tmp_path):
         (("mine.py", "--bound", "flops=0"), 2, "nothing is compared"),
         (("folder", "--all", "--html", "a.html"), 2, "several are asked for"),
         (("mine.py", "--html", "none/a.html"), 2, "folder does not exist"),
+        (("mine.py", "--html", "a", "--save", "./a"), 2, "is the file of --html too"),
+        (("--function", "absent:step", "--export", "x.json"), 2, "must end in .speedscope.json"),
         (("--function", "mine"), 2, "module:name"),
         (("--function", "mine:a b"), 2, "module:name"),
         (("--function", "absent:step"), 2, "no module absent"),
