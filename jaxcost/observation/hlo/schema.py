@@ -27,7 +27,8 @@ from jaxcost.contracts.errors import Problem, RejectedError
 Proto: TypeAlias = Any
 
 PACKAGE = "jaxcost.hlo"
-MAX_PROTO_BYTES = 1 << 30  # protobuf's own limit is 2 GiB; the largest dump met is 5 MB, so this only stops gzip bombs
+MAX_PROTO_BYTES = 1 << 30  # protobuf's own limit is 2 GiB; the largest dump met is 5 MB
+MAX_UNPACKED_BYTES = 256 << 20  # of packed data, so that a bomb ends early: what is larger is given unpacked
 
 _SCALARS = {"i64": 3, "u64": 4, "i32": 5, "bool": 8, "str": 9, "bytes": 12, "u32": 13, "f64": 1, "f32": 2}
 _MESSAGE, _OPTIONAL, _REPEATED = 11, 1, 3
@@ -153,14 +154,14 @@ def unknown_fields(merged: Proto) -> Counter[str]:
 def _gunzip(data: bytes) -> bytes:
     try:
         decoder = zlib.decompressobj(wbits=31)
-        out = decoder.decompress(data, MAX_PROTO_BYTES)
+        out = decoder.decompress(data, MAX_UNPACKED_BYTES)
     except zlib.error as error:
         raise rejected("hlo", str(error), "gzip data must be whole", "dump the module again") from error
     if not decoder.eof:
         raise rejected(
             "hlo",
             f"{len(data)} bytes",
-            f"gzip data must be whole and unpack to at most {MAX_PROTO_BYTES} bytes",
+            f"gzip data must be whole and unpack to at most {MAX_UNPACKED_BYTES} bytes",
             "dump the module again, or pass the unpacked file",
         )
     return out
@@ -174,7 +175,7 @@ def _try(name: str, data: bytes, form: Form) -> Proto | None:
 
 
 def unpacked(data: bytes) -> bytes:
-    """`data` itself, or what it unpacks to when it is gzip. At most MAX_PROTO_BYTES either way."""
+    """`data` itself, at most MAX_PROTO_BYTES, or what it unpacks to when it is gzip, at most MAX_UNPACKED_BYTES."""
     if data[:2] == b"\x1f\x8b":
         data = _gunzip(data)
     if len(data) > MAX_PROTO_BYTES:

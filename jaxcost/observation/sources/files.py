@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxcost.contracts.errors import RejectedError, UnavailableError, reject
-from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, split
+from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, MAX_UNPACKED_BYTES, split
 from jaxcost.observation.hlo.text import is_text, module_text
 from jaxcost.observation.private import proto_of_text
 from jaxcost.observation.sources.assignment_text import with_assignment
@@ -226,10 +226,10 @@ def unpacked(data: bytes, name: str) -> bytes:
             decoder = zlib.decompressobj(wbits=31)
         else:
             decoder = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=512 * 2**20)
-        out: bytes = decoder.decompress(data, MAX_PROTO_BYTES)
+        out: bytes = decoder.decompress(data, MAX_UNPACKED_BYTES)
     except (zlib.error, lzma.LZMAError) as error:
         raise reject(name, str(error), "packed data must be whole", "dump the module again") from None
     if not decoder.eof:
-        rule = f"packed data must be whole and unpack to at most {MAX_PROTO_BYTES} bytes"
+        rule = f"packed data must be whole and unpack to at most {MAX_UNPACKED_BYTES} bytes"
         raise reject(name, len(data), rule, "dump the module again, or give the unpacked file")
     return out

@@ -8,15 +8,21 @@ import os
 import random
 import subprocess
 import sys
+import time
+import zlib
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxcost.audits.tasks import audit_program
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import read_hlo
 from jaxcost.observation.hlo.module import MAX_CALL_DEPTH, MAX_DEVICES
+from jaxcost.observation.hlo.schema import MAX_UNPACKED_BYTES
+from jaxcost.observation.sources import Program as Source
+from jaxcost.observation.sources.files import read_program
 from tests.observation.hlo.building import Program, array, dump
 from tests.observation.hlo.corrupt_worker import SECONDS
 
@@ -144,12 +150,49 @@ def test_the_worker_sees_what_it_looks_for(monkeypatch):
     def broken(*_, **__):
         raise TypeError("of no kind that is caught")
 
-    monkeypatch.setattr(corrupt_worker, "read_hlo", broken)
+    monkeypatch.setattr(corrupt_worker, "audit_file", broken)
     assert "TypeError" in corrupt_worker.outcome(Mutant(0, "none", "proto", "cpu", b"\x0a\x00"))
 
 
 def test_a_bomb_of_zeros_is_no_module():
     assert outcome(gzip.compress(bytes(50_000_000))) == "rejected"
+
+
+def test_a_bomb_is_not_unpacked_to_its_end(tmp_path):
+    packer = zlib.compressobj(1, wbits=31)
+    zeros = bytes(1 << 20)
+    bomb = b"".join(packer.compress(zeros) for _ in range((MAX_UNPACKED_BYTES >> 20) + 1)) + packer.flush()
+    rule = f"at most {MAX_UNPACKED_BYTES} bytes"
+    with pytest.raises(RejectedError, match=rule):
+        read_hlo(bomb, platform="cpu")
+    (tmp_path / "bomb.hlo.pb.gz").write_bytes(bomb)
+    with pytest.raises(RejectedError, match=rule):
+        read_program(tmp_path / "bomb.hlo.pb.gz")
+
+
+@pytest.mark.parametrize("kind", ["call", "fusion", "while", "conditional"])
+def test_computations_that_call_the_next_one_twice_are_audited_in_time(kind):
+    """Sixty of them: 2^60 ways to reach the last."""
+    program = Program()
+    inner = program.computation("leaf", fusion=kind == "fusion")
+    state = program.add("parameter", [("s32",)])
+    if kind == "while":
+        test = program.computation("test")
+        program.add("parameter", [("s32",)])
+        program.add("constant", ("pred",))
+    for level in range(60):
+        outer = program.computation(f"level.{level}", fusion=kind == "fusion" and level < 59)
+        state = program.add("parameter", [("s32",)])
+        for _ in range(2):
+            operands = [state, state] if kind == "conditional" else [state]
+            state = program.add(kind, [("s32",)], operands, [inner, test] if kind == "while" else [inner])
+        inner = outer
+    started = time.process_time()
+    source = Source(origin="proto", name="nested", hlo=program.bytes(), platform="cpu")
+    document = audit_program({"program": source.to_data()})["document"]
+    assert time.process_time() - started < SECONDS
+    if kind == "while":
+        assert document["unknowns"]
 
 
 def test_calls_are_not_deep_without_end():

@@ -131,7 +131,7 @@ def _write(path, data):
 
 
 def test_bombs_end_at_the_limit(monkeypatch, tmp_path):
-    monkeypatch.setattr("jaxcost.observation.sources.files.MAX_PROTO_BYTES", 10_000)
+    monkeypatch.setattr("jaxcost.observation.sources.files.MAX_UNPACKED_BYTES", 10_000)
     for pack in (gzip.compress, lzma.compress):
         with pytest.raises(RejectedError, match="at most 10000 bytes"):
             unpacked(pack(bytes(1_000_000)), "bomb")
