@@ -33,6 +33,13 @@ _WORDS = re.compile(r"[A-Za-z_]\w*")
 _STATE_WORDS = frozenset({"opt_state", "optimizer_state", "optim_state", "opt", "optimizer", "optim", "mu", "nu"})
 _PARAMETER_WORDS = frozenset({"params", "param", "parameters", "weights", "model"})
 _LATER = frozenset({BACKWARD, REPLAY})
+# What of optax is update rules and what is not (optax 0.2; names of before in `_src` too). The rest are helpers.
+_OPTAX_UPDATES = frozenset({"transforms", "contrib"})
+_OPTAX_SOURCES = frozenset(
+    """alias clipping combine constrain factorized linesearch lookahead privacy schedule transform update
+    wrappers""".split()
+)
+_OPTAX_OTHERS = frozenset({"losses", "monte_carlo", "perturbations", "projections", "second_order", "assignment"})
 
 
 def argument_purpose(path: str) -> Kind:
@@ -42,6 +49,17 @@ def argument_purpose(path: str) -> Kind:
         if not known.isdisjoint(words):
             return Kind(name, f"argument {path}")
     return Kind(ARGUMENT, f"argument {path}" if path else "an argument without a name")
+
+
+def _updates(file: str) -> bool | None:
+    """Whether a file is of an update rule of optax; None where it says neither: a helper, or no file of optax."""
+    _, inside, rest = file.replace("\\", "/").rpartition("/optax/")
+    if not inside:
+        return None
+    folder, _, name = rest.rpartition("/")
+    if folder.split("/")[0] in _OPTAX_UPDATES or (folder == "_src" and name.removesuffix(".py") in _OPTAX_SOURCES):
+        return True
+    return False if folder.split("/")[0] in _OPTAX_OTHERS or rest == "_src/loss.py" else None
 
 
 class Purposes:
@@ -65,16 +83,23 @@ class Purposes:
 
     @cached_property
     def _optax_frames(self) -> frozenset[int]:
-        """The stack frames (1-based) that are, or were called from, a file of optax."""
+        """The stack frames (1-based) that are, or were called from, an update rule of optax.
+
+        The nearest file of optax that decides has the word: a loss of optax is no update, and a helper of both (norms,
+        trees) is what called it.
+        """
         index = self.module.proto.stack_frame_index
-        files = {i + 1 for i, name in enumerate(index.file_names) if "/optax/" in name.replace("\\", "/")}
-        places = {i + 1 for i, location in enumerate(index.file_locations) if location.file_name_id in files}
+        files = {i + 1: _updates(name) for i, name in enumerate(index.file_names)}
+        places = [files.get(location.file_name_id) for location in index.file_locations]
         found: set[int] = set()
         for number in range(1, len(index.stack_frames) + 1):
             here, seen = number, 0
             while 1 <= here <= len(index.stack_frames) and seen < 64:
-                if here in found or index.stack_frames[here - 1].file_location_id in places:
-                    found.add(number)
+                location = index.stack_frames[here - 1].file_location_id
+                decided = places[location - 1] if 1 <= location <= len(places) else None
+                if decided is not None:
+                    if decided:
+                        found.add(number)
                     break
                 here, seen = index.stack_frames[here - 1].parent_frame_id, seen + 1
         return frozenset(found)
@@ -184,7 +209,8 @@ class Purposes:
             return Kind(COPY, f"a copy of argument {argument.op_name or argument.name}{how}")
         if self.flow.constant(value):
             return Kind(CONSTANT, "follows from constants and counters")
-        if place.phase == OPTIMIZER or at.proto.metadata.stack_frame_id in self._optax_frames:
+        differentiated = place.phase in _LATER and place.exact  # whichever library's code that was
+        if place.phase == OPTIMIZER or (not differentiated and at.proto.metadata.stack_frame_id in self._optax_frames):
             return Kind(STATE, "made by the optimizer", place.exact)
         if place.phase == BACKWARD:
             return Kind(GRADIENT, "made in the backward pass", place.exact)

@@ -103,6 +103,31 @@ def test_a_frame_of_optax_makes_it_the_optimizers():
     assert (kinds["working"], kinds["gradient"]) == ("optimizer", "gradient")
 
 
+FRAMES = [
+    ("/lib/optax/losses/_classification.py", "temporary"),
+    ("/lib/optax/monte_carlo/stochastic_gradient_estimators.py", "temporary"),
+    ("/lib/optax/_src/numerics.py", "temporary"),
+    ("/lib/optax/transforms/_accumulation.py", "optimizer"),
+    ("C:\\lib\\optax\\contrib\\_muon.py", "optimizer"),
+]
+
+
+@pytest.mark.parametrize(("file", "kind"), FRAMES)
+def test_a_loss_of_optax_is_no_update_and_what_is_differentiated_is_a_gradient(file, kind):
+    program, made = program_of_all_kinds()
+    index = program.module.stack_frame_index
+    index.file_names.extend(["/home/me/train.py", file, "/lib/optax/_src/numerics.py"])
+    for number in (1, 2, 3):
+        index.file_locations.add(file_name_id=number, line=7)
+        index.stack_frames.add(file_location_id=number, parent_frame_id=number - 1)
+    for name, frame in (("working", 3), ("gradient", 3), ("replayed", 3)):
+        next(i for i in program.open.instructions if i.id == made[name]).metadata.stack_frame_id = frame
+    _, graph = read_graph(program.bytes(), platform="cpu", general=True)
+    purposes = Purposes(graph.module, graph.places)
+    kinds = {name: purposes.temporary(graph.module.instructions[made[name]], ()).name for name in made}
+    assert (kinds["working"], kinds["gradient"], kinds["replayed"]) == (kind, "gradient", "recomputed")
+
+
 def test_spans_are_the_replay_turned_on_its_side():
     trace = message("HeapSimulatorTrace")
     sizes = {0: 10, 1: 20, 2: 5, 3: 20}
