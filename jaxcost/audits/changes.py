@@ -27,6 +27,10 @@ _UNLIKE = {"dtype": "type", "taken": "type", "memory": "memory space"}
 _CHUNKS = 8
 _TOGETHER = 4
 _BITS = dict(ELEMENT_TYPES.values())
+_DONATED_BY = {
+    "jax.jit": " (donate_argnums or donate_argnames)",
+    "eqx.filter_jit": ' (donate="all" of filter_jit donates every array)',
+}
 
 
 def changes(
@@ -47,7 +51,9 @@ def changes(
 
 
 def _donate(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[Change]:
-    """Arguments that could be donated, as `donate_argnums` counts them."""
+    """Arguments that could be donated, as `donate_argnums` counts them, and by which words where that is known."""
+    lowered = replay.evidence.program.lowered
+    how = _DONATED_BY.get(lowered.jitted, "") if lowered is not None else ""
     for argument, found in possible.items():
         size, unsure = sum(p.bytes for p in found), sum(p.bytes for p in found if not p.sure)
         costs, kept = [], 0
@@ -61,7 +67,7 @@ def _donate(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[
                     costs.append(Edit(first, last, moved))
         why = next((p.why for p in found if not p.sure), found[0].why)
         yield Change(
-            "donate", argument, f"donate {argument} (donate_argnums or donate_argnames)",
+            "donate", argument, f"donate {argument}{how}",
             f"{len(found)} results, {size} bytes, would take over its memory, {size - unsure} for certain: {why}",
             "interval" if unsure else "exact", resident=-size, costs=(), resident_cost=unsure,
             likely=(tuple(costs), kept),

@@ -1,5 +1,8 @@
 """Savings against the truth: the change is made, the program compiled again, and the two peaks compared."""
 
+import re
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +65,18 @@ def test_a_donation_saves_what_was_said(pool, target, name):
         assert holds(row, before, again), (argument, row, again["live_peak_bytes"])
         wrong = {**row, "saves_bytes": before["live_peak_bytes"] - again["live_peak_bytes"] - 1}
         assert not holds(wrong, before, again), "the check can fail"
+
+
+def test_a_donation_is_asked_for_in_the_words_of_its_jit(pool):
+    """`filter_jit` has no `donate_argnums`, and of a compiled stage it is not known who jitted it."""
+    function, arguments = PROGRAMS["elementwise"]
+    jitted = eqx.filter_jit(function)
+    plain = rows_of(audit(jax.jit(function), *arguments, pool=pool).memory, "donate")
+    filtered = rows_of(audit(jitted, *arguments, pool=pool).memory, "donate")
+    stage = rows_of(audit(jax.jit(function).lower(*arguments), pool=pool).memory, "donate")
+    assert plain["p"]["action"] == "donate p (donate_argnums or donate_argnames)"
+    assert filtered["p"]["action"] == 'donate p (donate="all" of filter_jit donates every array)'
+    assert {row["action"] for row in stage.values()} == {f"donate {name}" for name in stage} != set()
 
 
 @pytest.mark.parametrize("target", ["cpu", CUDA])

@@ -15,7 +15,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -73,7 +73,9 @@ def lower_function(
         traced, fixed = _refusing(
             "trace", function, lambda: trace(function, tuple(args), dict(keywords), given, within)
         )
-        return lower_traced(traced, platform=platform, function=function, mesh=within, fixed=fixed)
+        lowered, module = lower_traced(traced, platform=platform, function=function, mesh=within, fixed=fixed)
+    inner, _, _ = _unwrapped(function, (), {})
+    return replace(lowered, jitted="eqx.filter_jit" if _is_filter_jit(inner) else "jax.jit"), module
 
 
 def lower_traced(
@@ -211,9 +213,13 @@ def _is_method(function: Any) -> bool:
     return all(hasattr(function, name) for name in ("__func__", "__self__"))
 
 
+def _is_filter_jit(function: Any) -> bool:
+    return hasattr(function, "_cached") and hasattr(function, "donate_first")
+
+
 def _compiled_already(function: Any) -> Callable[..., tuple[Any, list[tuple[str, Any]]]] | None:
     """Return how a function that brings its own jit is traced, None for a plain one."""
-    if hasattr(function, "_cached") and hasattr(function, "donate_first"):  # eqx.filter_jit
+    if _is_filter_jit(function):
         return functools.partial(private.trace_filter_jit, function)
     if callable(getattr(function, "trace", None)) and callable(getattr(function, "lower", None)):
         return lambda *args, **keywords: (private.plain_stage(function.trace(*args, **keywords)), [])

@@ -41,6 +41,8 @@ class Lowered:
     """What is known before the compiler runs: arguments, captured constants, the jaxpr's own count, the mesh.
 
     `jaxpr` is the section made by `jaxcost.observation.jaxpr`, None where only a lowered or compiled stage was given.
+    `jitted` is what decides on donation: `jax.jit` (a plain function, and `nnx.jit`, alike) or `eqx.filter_jit`; ''
+    where only a stage was given.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Lowered:
     jaxpr: Mapping[str, Any] | None
     callbacks: int = 0
     warnings: tuple[str, ...] = ()
+    jitted: str = ""
 
     def to_data(self) -> dict[str, Any]:
         """Return the record as plain data."""

@@ -128,6 +128,7 @@ def test_an_equinox_step_with_optax_state(real, wrap, platform):
     options = None if wrap else {"donate_argnums": (1, 2, 3)}
     lowered, _ = lower(function, model, state, shape(32, 8), shape(32, 4), platform=platform, options=options)
     assert len(lowered.arguments) == 6 + (1 + 12) + 2 and lowered.name == "eqx_step"
+    assert lowered.jitted == ("eqx.filter_jit" if wrap else "jax.jit")
     donated = [a for a in lowered.arguments if a.donated]
     assert len(donated) == 13 + 2 and sum(a.bytes for a in lowered.arguments if not a.donated) == 4 * 484
     assert not lowered.constants
