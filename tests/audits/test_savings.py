@@ -1,7 +1,5 @@
 """Savings against the truth: the change is made, the program compiled again, and the two peaks compared."""
 
-import re
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
