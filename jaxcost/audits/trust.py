@@ -89,7 +89,6 @@ class _Verdicts:
         self.loops()
         self.memory(evidence.reading.memory)
         self.refusal(evidence.reading.memory)
-        self.report(evidence.reading.memory)
         self.cycles()
         self.findings()
         recounted = None if counted is None else {
@@ -412,18 +411,6 @@ class _Verdicts:
         self.row(
             "refusal.available", "message", verdict, "what the compiler may fill on one device",
             value=found.available_bytes, measured=device, compared_with="target.device_memory_bytes",
-        )  # fmt: skip
-
-    def report(self, memory: Memory) -> None:
-        """The total of a dump's memory-usage report, where the source kept it."""
-        given = self.evidence.program.environment.get("memory_usage_report_bytes")
-        if type(given) is not int:
-            return
-        measured = memory.required_bytes
-        verdict = NOT_COMPARABLE if measured is None else RIGHT if given == measured else WRONG
-        self.row(
-            "memory-usage-report", "dump", verdict, "all allocations in device memory", value=given,
-            measured=measured, compared_with="memory.required_bytes",
         )  # fmt: skip
 
     def findings(self) -> None:
