@@ -45,6 +45,8 @@ class Total:
         return self.minimum if self.minimum == self.maximum else None
 
     def __add__(self, other: Total) -> Total:
+        if self is ZERO or other is ZERO:
+            return other if self is ZERO else self
         if self.minimum is None or self.maximum is None:
             return self
         if other.minimum is None or other.maximum is None:
@@ -53,6 +55,8 @@ class Total:
 
     def times(self, other: Total) -> Total:
         """The product; zero times unknown is zero (nothing in an uncounted loop)."""
+        if self is ONE or other is ONE:
+            return other if self is ONE else self
         if self == ZERO or other == ZERO:
             return ZERO
         if self.minimum is None or self.maximum is None:
@@ -330,13 +334,15 @@ class Executions:
     conditionals: Mapping[int, Conditional]
     _plans: tuple[_Plan, ...] = field(repr=False)
     _entry: int = field(repr=False)
+    _counts: dict[int, Total] = field(default_factory=dict, repr=False)  # once they were asked for
 
     def counts(self) -> dict[int, Total]:
         """Executions of each computation by id; (0, 0) when nothing reaches it."""
-        counts = {c.id: ZERO for c in self.module.computations}
-        for plan, times in _times_of(self._plans, self._entry):
-            counts[plan.computation] = counts[plan.computation] + times
-        return counts
+        if not self._counts:
+            self._counts.update((c.id, ZERO) for c in self.module.computations)
+            for plan, times in _times_of(self._plans, self._entry):
+                self._counts[plan.computation] += times
+        return dict(self._counts)
 
     def totals(self, own: Mapping[int, Mapping[K, int]]) -> dict[K, Total]:
         """Sum over the program of `own[instruction id][key]` (one execution's worth), by key.
