@@ -20,6 +20,7 @@ from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.audits.tree import COLUMNS, UNITS, Node, Value, added, folded, most
+from jaxcost.audits.weights import Weights, weights_tree
 from jaxcost.observation.hlo.amounts import Amount
 from jaxcost.observation.hlo.contractions import placed
 from jaxcost.observation.hlo.frames import Frame, Stacks, user_frame
@@ -355,7 +356,8 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
 
     `columns`: of each column its unit, its total (None with a reason), and how much of it has no scope (`no_scope`), no
     source (`no_source`) or a scope told by its neighbours (`inferred`). `scopes` and `calls` are trees (see
-    `audits.tree`); a node of `scopes` has its `phases`, one of `calls` its file and line. `functions` have what was
+    `audits.tree`); a node of `scopes` has its `phases`, one of `calls` its file and line; `weights` is a third tree, of
+    FLOPs alone, by the argument that a product multiplies (`audits.weights`). `functions` have what was
     traced in them (`own`: by the innermost function of the program's own code) and below them (`total`); `lines` are
     the innermost lines of the program's own code. Beyond MOST_NODES and MOST_ROWS the smallest are summed in one.
     What is only known in part is {"minimum", "maximum"}, `maximum` None where there is no bound.
@@ -396,6 +398,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         "phases": {phase: amounts("phase", phase) for phase in phases},
         "scopes": folded(scopes, MOST_NODES),
         "calls": folded(calls, MOST_NODES),
+        "weights": folded(weights_tree(Weights(evidence)), MOST_NODES),
         "functions": _largest(functions, scopes[0]),
         "lines": _largest(lines, scopes[0]),
     }

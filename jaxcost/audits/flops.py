@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes, number
+from jaxcost.audits.weights import Weights
 from jaxcost.observation.hlo.amounts import Amount
 from jaxcost.observation.hlo.flops import FlopCount, FlopRow, Unknown
 from jaxcost.observation.hlo.primitives import count_primitives
@@ -25,7 +26,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
     `total` is an integer, the interval that a conditional leaves, or null with `reason` while something is unknown;
     `minimum` is what is certainly executed and `maximum` null where nothing bounds it. `active` leaves out masked
     groups of ragged products; `elementwise_products` are the part of the total that the compiler executes as multiply
-    and reduce.
+    and reduce. `weight` of a row is the path of the argument that it multiplies, or whose gradient it is.
     """
     work = evidence.work
     for unknown in work.unknowns:
@@ -38,6 +39,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
             reasons[name] = amount.reason
         return amount_value(amount)
 
+    weights = Weights(evidence)
     listed = sorted(work.rows, key=lambda row: -(row.total.maximum if row.total.maximum is not None else row.flops))
     return {
         "total": amount_value(work.amount), "minimum": work.minimum, "maximum": work.maximum, "reason": work.reason,
@@ -53,7 +55,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         "elementwise_products": value(work.elementwise_products, "elementwise_products"),
         "conventions": sorted({row.convention for row in work.rows if row.basis == "convention"}),
         "instructions": len(work.rows),
-        "rows": [_row(row) for row in listed[:LISTED]],
+        "rows": [{**_row(row), "weight": weights.label(row)} for row in listed[:LISTED]],
         "reasons": reasons,
     }  # fmt: skip
 
