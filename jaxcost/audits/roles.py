@@ -14,7 +14,8 @@ from functools import cached_property
 from jaxcost.audits.arguments import Bound, bound_arguments, returned
 from jaxcost.audits.donation import ELEMENTWISE
 from jaxcost.audits.replay import Replay
-from jaxcost.observation.hlo.purposes import ARGUMENT, GRADIENT, PARAMETER, STATE
+from jaxcost.observation.hlo.classes import Kind
+from jaxcost.observation.hlo.purposes import ARGUMENT, GRADIENT, PARAMETER, STATE, argument_purpose
 
 _MOVES = frozenset("bitcast copy reshape transpose convert copy-start copy-done".split())
 _DIFFERENTIATED = ("jvp(", "transpose(", "rematted_computation")
@@ -50,14 +51,28 @@ class Roles:
             if a.parameter is not None and not a.parameter.shape.is_tuple and a.parameter.shape.memory_space == 0
         ]  # fmt: skip
 
-    def _named(self, role: str) -> list[Bound]:
-        return [a for a in self.arguments if self.replay.purposes.argument(a.path).name == role]
+    def _kind(self, argument: Bound) -> Kind:
+        """The class by the path in the call; where that says nothing, by the name in the module."""
+        told = self.replay.purposes.argument(argument.path)
+        if told.name == ARGUMENT and argument.parameter is not None and argument.parameter.op_name:
+            return self.replay.purposes.argument(argument.parameter.op_name)
+        return told
+
+    def _named(self, role: str) -> Group | None:
+        """The arguments of a role by path: their own, or the tree that their moments repeat."""
+        found = {a.number: (a, self._kind(a)) for a in self.arguments}
+        found = {number: (a, kind) for number, (a, kind) in found.items() if kind.name == role}
+        if not found:
+            return None
+        own = all(argument_purpose(a.path).name == role for a, _ in found.values())
+        told = "by their paths" if own else "by paths that parameters and moments share"
+        return self.group([a for a, _ in found.values()], told)
 
     @cached_property
     def state(self) -> Group | None:
         """Optimizer state."""
-        if found := self._named(STATE):
-            return self.group(found, "by their paths")
+        if (named := self._named(STATE)) is not None:
+            return named
         inside: list[Bound] = []
         outside: list[Bound] = []
         for argument in self.arguments:
@@ -71,8 +86,8 @@ class Roles:
     @cached_property
     def parameters(self) -> Group | None:
         """Parameters: by path, else those, without the optimizer's state, with a result of their shape and type."""
-        if found := self._named(PARAMETER):
-            return self.group(found, "by their paths")
+        if (named := self._named(PARAMETER)) is not None:
+            return named
         made = {(r.shape.dtype, r.shape.dims) for r in returned(self.replay.evidence) if r.shape.dims}
         state = {a.number for a in self.state.found} if self.state is not None else set()
         found = [a for a in self.arguments if _shape(a) in made and a.number not in state]
@@ -83,7 +98,7 @@ class Roles:
         """Other arguments that share the first dimension of the largest of them: a batch."""
         known = {a.number for g in (self.state, self.parameters) if g is not None for a in g.found}
         rest = [a for a in self.arguments if a.number not in known and _shape(a)[1]]
-        rest = [a for a in rest if self.replay.purposes.argument(a.path).name == ARGUMENT]
+        rest = [a for a in rest if self._kind(a).name == ARGUMENT]
         if not rest:
             return []
         first = _shape(max(rest, key=lambda a: a.bytes))[1][0]

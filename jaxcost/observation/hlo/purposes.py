@@ -31,6 +31,10 @@ PURPOSES = (
 _WORDS = re.compile(r"[A-Za-z_]\w*")
 # The words of optax's states and of the usual names for them; then those for parameters.
 _STATE_WORDS = frozenset({"opt_state", "optimizer_state", "optim_state", "opt", "optimizer", "optim", "mu", "nu"})
+_MOMENT = re.compile(
+    r"(?:\.|\[')(?:mu|nu|trace)(?:'\])?(?=[.\[])"
+)  # fields of optax's states that are trees of moments
+_STEP = re.compile(r"[.\[]")  # where a part of a path begins
 _PARAMETER_WORDS = frozenset({"params", "param", "parameters", "weights", "model"})
 _LATER = frozenset({BACKWARD, REPLAY})
 # What of optax is update rules and what is not (optax 0.2; names of before in `_src` too). The rest are helpers.
@@ -76,10 +80,44 @@ class Purposes:
         self._slots: dict[tuple[int, int], Kind | None] = {}
         self._changes: dict[tuple[int, int], tuple[Change, Instruction | None]] = {}
 
-    @staticmethod
-    def argument(path: str) -> Kind:
-        """The class of an argument of the program."""
-        return argument_purpose(path)
+    def argument(self, path: str) -> Kind:
+        """The class of an argument of the program: by its path, else by a tree of moments that repeats its own."""
+        told = argument_purpose(path)
+        return self._repeated.get(path, told) if told.name == ARGUMENT else told
+
+    @cached_property
+    def _repeated(self) -> dict[str, Kind]:
+        """The arguments whose tree a tree of moments repeats path for path and shape for shape, and those moments."""
+        dims = {
+            at.op_name: at.shape.dims
+            for at in self.module.entry.parameters.values()
+            if at.op_name and not at.shape.is_tuple
+        }
+        trees: dict[str, dict[str, tuple[int, ...]]] = {}
+        others: dict[str, list[str]] = {}  # what a path ends with -> what stands before that
+        for path, shape in dims.items():
+            moment = next(iter(_MOMENT.finditer(path)), None)
+            if moment is not None:
+                trees.setdefault(path[: moment.end()], {})[path[moment.end() :]] = shape
+            elif argument_purpose(path).name != STATE:
+                for step in _STEP.finditer(path):
+                    others.setdefault(path[step.start() :], []).append(path[: step.start()])
+        found: dict[str, Kind] = {}
+        for tree, moments in trees.items():
+            alike: dict[str, list[str]] = {}
+            for ends, shape in moments.items():
+                for begins in others.get(ends, ()):
+                    alike.setdefault(begins, []).extend([ends] if dims[begins + ends] == shape else [])
+            # A parameter that is not used is no argument of the module, while its moments are: more than half will do.
+            whole = [begins for begins, ends in alike.items() if 2 * len(ends) > len(moments)]
+            if len(whole) != 1:
+                continue  # parameters beside their gradients, or an average of them: which is which is not told
+            for ends in alike[whole[0]]:
+                why = f"argument {whole[0]}{ends}, whose tree the moments {tree} repeat"
+                found[whole[0] + ends] = Kind(PARAMETER, why)
+                moments_why = f"argument {tree}{ends}, moments of the tree {whole[0]}"
+                found[tree + ends] = Kind(STATE, moments_why)
+        return found
 
     @cached_property
     def _optax_frames(self) -> frozenset[int]:

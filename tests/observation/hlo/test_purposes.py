@@ -31,6 +31,43 @@ def test_an_argument_is_a_parameter_only_where_its_path_says_so(path, purpose):
     assert (kind.name, kind.sure) == (purpose, True)
 
 
+def argument_kinds(*paths, sizes=()):
+    program = Program()
+    program.computation("entry")
+    made = [
+        program.add("parameter", ("f32", size), op_name=path, parameter_number=n)
+        for n, (path, size) in enumerate(zip(paths, sizes or [64] * len(paths), strict=True))
+    ]
+    program.add("add", ("f32", 64), [made[0], made[1]])
+    _, graph = read_graph(program.bytes(), platform="cpu", general=True)
+    purposes = Purposes(graph.module, graph.places)
+    return [purposes.argument(path) for path in paths]
+
+
+def test_parameters_are_told_by_the_moments_that_repeat_their_tree():
+    paths = ["s[0]['a']['w'].value", "s[0]['b'].value", "s[1]['opt_state'][0]['mu']['a']['w'].value",
+             "s[1]['opt_state'][0]['mu']['b'].value", "x"]  # fmt: skip
+    kinds = argument_kinds(*paths)
+    assert [k.name for k in kinds] == ["parameter", "parameter", "optimizer", "optimizer", "argument"]
+    assert kinds[0].why == ("argument s[0]['a']['w'].value, whose tree the moments s[1]['opt_state'][0]['mu'] repeat")
+    kinds = argument_kinds("m.w", "m.b", "s[0].trace.w", "s[0].trace.b")
+    assert [k.name for k in kinds] == ["parameter", "parameter", "optimizer", "optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "sizes"),
+    [
+        (("x[0]", "s[0].mu[0]"), (64, 32)),  # another shape
+        (("m.w", "g.w", "s[0].nu.w"), ()),  # gradients are given too
+        (("m.w", "s[0].mu.w", "s[0].mu.a", "s[0].mu.b"), ()),  # one path of three
+        (("m.w", "trace.w.x"), ()),  # no path in common
+    ],
+)
+def test_moments_that_repeat_no_tree_or_two_tell_nothing(paths, sizes):
+    kinds = argument_kinds(*paths, sizes=sizes)
+    assert kinds[0].name == "argument" and "parameter" not in {kind.name for kind in kinds}
+
+
 def purposes_of(function, *arguments):
     data, _ = dump(function, *arguments)
     reading, graph = read_graph(data, platform="cpu", general=True)
