@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
-from jaxcost.observation.hlo.module import Instruction
+from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 
 _LISTED = 200  # shapes and layouts kept one by one; a digest stands for all of them
@@ -30,7 +30,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
     `contractions`: instructions by opcode, sizes and types; `merged` of them hold several products, `split` cut their
     contracted dimension. `strength_reduced`: products that became multiply and reduce. `rematerialised`: instructions
     of XLA's own recomputation. `arrays`: arrays that collectives of a kind move, more than their instructions where
-    several were combined.
+    several were combined. `structure`: see there.
     """
     module, reading = evidence.graph.module, evidence.reading
     opcodes: Counter[str] = Counter()
@@ -57,6 +57,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
     layouts = {argument.path or f"argument {argument.number}": _layout(module.entry.parameters[argument.number])
                for argument in reading.arguments}  # fmt: skip
     return {
+        "structure": structure(module),
         "instructions": sum(opcodes.values()),
         "opcodes": _sorted(opcodes),
         "fusions": {"count": sum(fusions.values()), "nested": nested, "by_kind": _sorted(fusions)},
@@ -74,6 +75,36 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         "kernels": _sorted(kernels),
         "program": _program(evidence),
     }  # fmt: skip
+
+
+def structure(module: Module) -> str:
+    """Return a digest that one compiled program has in whatever form it is read: as a function, a proto or text.
+
+    It covers opcodes, shapes, which values are operands of which, what is called, fused and targeted, and what is
+    returned; no names, metadata, layouts, literals, schedule, or attributes such as contracted dimensions and groups.
+    """
+    made: dict[int, bytes] = {}
+    inside: dict[int, bytes] = {}
+    members: dict[int, list[bytes]] = {}
+    for at in module.walk():  # callees and operands come first
+        proto = at.proto
+        parts = [at.opcode, str(at.shape), proto.fusion_kind, proto.custom_call_target, str(proto.parameter_number),
+                 str(proto.tuple_index)]  # fmt: skip
+        found = hashlib.blake2b("\0".join(parts).encode(), digest_size=16)
+        for operand in at.operands:
+            found.update(made[operand.id])
+        for called in at.called:
+            if called.id not in inside:
+                inside[called.id] = _whole(made[called.root.id], members[called.id])
+            found.update(inside[called.id])
+        made[at.id] = found.digest()
+        members.setdefault(at.computation.id, []).append(made[at.id])
+    return _whole(made[module.entry.root.id], members[module.entry.id]).hex()
+
+
+def _whole(root: bytes, members: list[bytes]) -> bytes:
+    """The digest of a computation: what it returns, and all that it holds, in no order."""
+    return hashlib.blake2b(root + b"".join(sorted(members)), digest_size=16).digest()
 
 
 def _program(evidence: Evidence) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import jaxcost
 from jaxcost.audits.audit import ALLOWED, Audit
+from jaxcost.audits.paths import Asked, audit_path
 from jaxcost.contracts.errors import RejectedError, UnavailableError
 from jaxcost.observation.pool import Pool
 from jaxcost.schema import schema
@@ -224,6 +225,24 @@ def test_a_compiled_stage_knows_its_memory_but_no_moment_of_it(pool):
     assert "lowered stage" in audit.data["program"]["notes"][0]
     with pytest.raises(RejectedError, match="compiled for 1 cpu device"):
         jaxcost.audit(compiled, target="h100", pool=pool)
+
+
+def test_a_program_has_one_structure_in_every_form(pool, tmp_path):
+    """The digest of bytes is another for each form; what the module computes is not."""
+    compiled = jax.jit(step).lower(*ARGUMENTS).compile()
+    (tmp_path / "step.txt").write_text(compiled.as_text())
+    (module,) = compiled.runtime_executable().hlo_modules()
+    (tmp_path / "step.pb").write_bytes(module.as_serialized_hlo_module_proto())
+    forms = [jaxcost.audit(step, *ARGUMENTS, pool=pool)]
+    for name in ("step.txt", "step.pb"):
+        forms += audit_path(Asked(tmp_path / name, platform="cpu"), pool)[0]
+    assert len({form.data["program"]["digest"] for form in forms}) == 3
+    assert len({form.data["compiled"]["structure"] for form in forms}) == 1
+    x, *rest = ARGUMENTS
+    other = jaxcost.audit(lambda *given: step(*given), x, *rest, pool=pool)
+    assert other.data["compiled"]["structure"] == forms[0].data["compiled"]["structure"], "no name is in it"
+    more = jaxcost.audit(lambda *given: jnp.tanh(jax.tree.leaves(step(*given))[0]), x, *rest, pool=pool)
+    assert more.data["compiled"]["structure"] != forms[0].data["compiled"]["structure"]
 
 
 @pytest.mark.tpu
