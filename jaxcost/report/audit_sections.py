@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from jaxcost.audits.tree import COLUMNS
+from jaxcost.audits.tree import COLUMNS, payload
 from jaxcost.report import audit_rows as gather
 from jaxcost.report.cells import amount, clipped, grid, plain_data, value_cell
 from jaxcost.report.numbers import exact
@@ -359,10 +359,10 @@ def collectives(document: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     heads = ("kind", "over", *(["link"] if several else []), "group", "instructions", "executions", "payload", "sent")
     table = wide(grid(heads, rows(cells), range(2 + several, len(heads))))
-    listed = sorted(gather.rows_of(document["collectives"]), key=lambda row: -(_top(gather.payload(row))))
+    listed = sorted(gather.rows_of(document["collectives"]), key=lambda row: -(_top(payload(row))))
     single = [
         (
-            number(gather.payload(row), "bytes"), number(row.get("executions")), text(row["kind"]),
+            number(payload(row), "bytes"), number(row.get("executions")), text(row["kind"]),
             text(", ".join(row.get("axes") or ()) or row.get("layout") or "unnamed"), text(row.get("dtype", "")),
             text(gather.place(row)),
             text(row.get("source") or row.get("name", ""), "dim"),

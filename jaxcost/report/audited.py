@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxcost.audits.exports import TITLES
-from jaxcost.audits.tree import COLUMNS, UNITS, most
+from jaxcost.audits.tree import COLUMNS, UNITS, most, unbounded
 from jaxcost.report import audit_rows as gather
 from jaxcost.report.console import console, printable, table
 from jaxcost.report.numbers import about, exact
@@ -82,7 +82,7 @@ def _unknowns(out: Console, document: Mapping[str, Any], rows: bool) -> None:
 def _flops(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     section = document["flops"]
     made = table("FLOPs", "", "exact", "share", right=("", "exact", "share"), optional=("exact",))
-    whole = most(gather.unbounded(section["total"]))
+    whole = most(unbounded(section["total"]))
     for name in ("by_class", "by_phase", "by_dtype"):
         for key, value in gather.table_of(section.get(name)).items():
             if value != 0:
