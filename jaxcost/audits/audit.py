@@ -91,11 +91,11 @@ class Audit:
         """Return the audit of a document.
 
         Raises:
-            RejectedError: it is of another schema.
+            RejectedError: it is of another schema, a part is missing or of another kind, or a figure is none.
         """
-        if data.get("schema") != SCHEMA:
-            raise reject("schema", data.get("schema"), f"must be {SCHEMA}", "give the output of jaxcost audit --json")
-        return cls(dict(data))
+        from jaxcost.audits.regression import checked
+
+        return cls(checked(dict(data), "audit"))
 
     def save(self, path: Path | str) -> Path:
         """Write the document as JSON, for `jaxcost audit --against`.

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxcost.audits.audit import SCHEMA, TASKS, Audit, audited, replies
+from jaxcost.audits.audit import TASKS, Audit, audited, replies
 from jaxcost.audits.regression import checked
+from jaxcost.audits.saved import read_document
 from jaxcost.contracts.errors import Problem, UnavailableError, reject
 from jaxcost.observation.pool import Pool, Request, WorkerFailure
 from jaxcost.observation.sources.dumps import DumpedModule, choose, dumped_file, read_dump
 from jaxcost.observation.targets import Family, parse_target
 
-LARGEST_DOCUMENT_BYTES = 2**29
 RECORD_SCHEMA = "jaxcost.record.v1"
 
 
@@ -82,9 +81,7 @@ def read_saved(saved: Mapping[str, Any], where: str) -> Audit:
     Raises:
         RejectedError: it is another document, or its figures are none.
     """
-    if saved.get("schema") != SCHEMA:
-        raise reject(f"{where}.schema", saved.get("schema"), f"must be {SCHEMA}", "give jaxcost audit --json's output")
-    return Audit.from_dict(checked(saved, where))
+    return Audit(checked(saved, where))
 
 
 @contextmanager
@@ -165,14 +162,9 @@ def _json(path: Path) -> Mapping[str, Any] | None:
         with path.open("rb") as file:
             if file.read(4096).lstrip()[:1] != b"{":
                 return None
-        if path.stat().st_size > LARGEST_DOCUMENT_BYTES:
-            raise reject(str(path), path.stat().st_size, f"larger than {LARGEST_DOCUMENT_BYTES} bytes", "check it")
-        data = json.loads(path.read_bytes())
     except OSError as error:
         raise reject(str(path), None, f"cannot be read ({error.strerror})", "check its permissions") from None
-    except (ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, ValueError) else "nested too deeply"
-        raise reject(str(path), reason[:200], "is no whole JSON document", "save the audit again") from None
+    data = read_document(path, str(path))
     return data if isinstance(data, dict) else None
 
 

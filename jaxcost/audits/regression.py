@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxcost.audits.differences import Difference, differences
+from jaxcost.audits.saved import REMEDY as _REMEDY
+from jaxcost.audits.saved import check_shape, read_document
 from jaxcost.audits.tree import payload
-from jaxcost.contracts.errors import Problem, RejectedError, UnavailableError, reject
+from jaxcost.contracts.errors import Problem, RejectedError, reject
 
 SCHEMA = "jaxcost.audit.v1"
 STATUSES = ("same", "shrunk", "grown", "changed", "new", "gone", "unknown")
@@ -47,8 +49,6 @@ _BOUND = re.compile(
 )
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _ROOTS = ("flops", "primitives", "memory", "collectives", "loops", "unknowns", "findings")
-_REMEDY = "give the output of `jaxcost audit --json`, or record it again"
-_LARGEST_FILE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -215,16 +215,7 @@ def read_recorded(path: Path | str) -> dict[str, Any]:
         UnavailableError: there is no such file.
         RejectedError: it is no audit.
     """
-    path = Path(path)
-    if not path.exists():
-        raise UnavailableError(str(path), "there is no such file", "record one: jaxcost audit ... --json > FILE")
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise reject("--against", str(path), f"larger than {_LARGEST_FILE} bytes", _REMEDY)
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise reject("--against", str(path), f"cannot be read as JSON ({error})", _REMEDY) from None
-    return checked(data, "--against")
+    return checked(read_document(Path(path), "--against"), "--against")
 
 
 def kept(data: Mapping[str, Any]) -> str:
@@ -245,12 +236,14 @@ def checked(data: object, where: str) -> dict[str, Any]:
     """Return an audit document whose figures can be read.
 
     Raises:
-        RejectedError: it is no document of this schema, or a figure has no value that a figure can have.
+        RejectedError: it is no document of this schema, a part of it is missing or of another kind, or a figure has no
+            value that a figure can have.
     """
     if not isinstance(data, dict):
         raise reject(where, type(data).__name__, "an audit is an object", _REMEDY)
     if data.get("schema") != SCHEMA:
         raise reject(f"{where}.schema", data.get("schema"), f"must be {SCHEMA}", _REMEDY)
+    check_shape(data, where)
     figures(data, where)
     return data
 
@@ -362,7 +355,7 @@ def figures(data: Mapping[str, Any], where: str = "audit") -> dict[str, _Figure]
     def add(name: str, value: object, unit: str, reason: object = "") -> None:
         made = _range(value, str(reason or ""))
         if made is None:
-            rule = "a figure is a whole number, {minimum, maximum}, or null"
+            rule = "a figure is a whole number that is not negative, {minimum, maximum}, or null"
             problems.append(Problem(f"{where}.{name}", value, rule, _REMEDY))
         elif len(problems) < 20:
             found[name] = _Figure(made, unit)
@@ -441,10 +434,12 @@ def _range(value: object, reason: str) -> Range | None:
     if value is None:
         return Range(None, None, reason)
     if isinstance(value, int) and not isinstance(value, bool):
-        return Range(value, value)
+        return Range(value, value) if value >= 0 else None
     if isinstance(value, dict) and {"minimum", "maximum"} <= value.keys():
         low, high = value["minimum"], value["maximum"]
         if all(end is None or (isinstance(end, int) and not isinstance(end, bool)) for end in (low, high)):
+            if (low or 0) < 0 or (high is not None and high < (low or 0)):
+                return None
             return Range(low, high, reason or "nothing bounds it from above")
     return None
 

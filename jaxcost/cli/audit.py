@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxcost.cli.options import WHOLE, output_options
-from jaxcost.cli.output import check_writable, document, print_json, write_file
+from jaxcost.cli.output import check_writable, document, print_json, rendered, write_file
 from jaxcost.contracts.errors import Problem, RejectedError, reject
 
 if TYPE_CHECKING:
@@ -100,13 +101,16 @@ def audit(
             from jaxcost.audits.regression import compare_audits
 
             data["against"] = compare_audits(recorded, data, bounds, against=str(against)).to_dict()
-        _write(data, html, export, save, quiet)
-        if as_json:
-            print_json(data)
-        elif not quiet:
-            _show(data, parameters["rows"])
-    grown = recorded is not None and data["against"]["failed"]
-    return max(_code(audits, failed, parameters["strict"]), int(grown))
+        # All of it is made before any of it is printed or written.
+        code = max(_code(audits, failed, parameters["strict"]), int(recorded is not None and data["against"]["failed"]))
+        files = _files(data, html, export, save)
+        shown = rendered(lambda: _show(data, parameters["rows"])) if not (as_json or quiet) else ""
+    _write(files, quiet)
+    if as_json:
+        print_json(data)
+    else:
+        sys.stdout.write(shown)
+    return code
 
 
 def _code(audits: list[Audit], failed: list[Failed], strict: bool) -> int:
@@ -192,20 +196,27 @@ def _recorded(against: Path | None, texts: tuple[str, ...]) -> tuple[dict[str, A
     return read_recorded(against), bounds_of(texts)
 
 
-def _write(data: dict[str, Any], html: Path | None, export: Path | None, save: Path | None, quiet: bool) -> None:
-    written = []
+def _files(
+    data: dict[str, Any], html: Path | None, export: Path | None, save: Path | None
+) -> list[tuple[Path, str, str]]:
+    """The files asked for: where each goes, its text, and the option that names it."""
+    files = []
     if export is not None:
         from jaxcost.audits.exports import export_text
 
-        written.append((export, export_text(data, export.name), "--export"))
+        files.append((export, export_text(data, export.name), "--export"))
     if html is not None:
         from jaxcost.report.audit_page import audit_page
 
-        written.append((html, audit_page(data), "--html"))
+        files.append((html, audit_page(data), "--html"))
     if save is not None:
         kept = {name: value for name, value in data.items() if name != "against"}
-        written.append((save, json.dumps(kept, indent=1, allow_nan=False) + "\n", "--save"))
-    for path, text, option in written:
+        files.append((save, json.dumps(kept, indent=1, allow_nan=False) + "\n", "--save"))
+    return files
+
+
+def _write(files: list[tuple[Path, str, str]], quiet: bool) -> None:
+    for path, text, option in files:
         write_file(path, text, option)
         if not quiet:
             click.echo(f"wrote {path}", err=True)

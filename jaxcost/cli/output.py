@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,29 @@ def print_json(data: dict[str, Any]) -> None:
     import json
 
     sys.stdout.write(json.dumps(data, indent=2 if sys.stdout.isatty() else None, allow_nan=False) + "\n")
+
+
+class _Held(io.StringIO):
+    """Text for standard output that is held back; to who asks, it is what standard output is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = sys.stdout
+
+    def isatty(self) -> bool:
+        return self.out.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.out.encoding or "utf-8"
+
+
+def rendered(show: Callable[[], None]) -> str:
+    """Return what `show` prints on standard output: all of it, or nothing where it raises."""
+    held = _Held()
+    with contextlib.redirect_stdout(held):
+        show()
+    return held.getvalue()
 
 
 def check_writable(path: Path | None, option: str) -> None:

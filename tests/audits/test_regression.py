@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import lzma
+import os
 
 import pytest
 
@@ -197,6 +198,16 @@ BROKEN = [
     lambda d: d["memory"].update(live_peak_bytes={"minimum": "a", "maximum": 2}),
     lambda d: d.update(collectives={}),
     lambda d: d.update(unknowns=3),
+    lambda d: d["program"].pop("refused"),
+    lambda d: d.update(program=None),
+    lambda d: d["program"].update(notes=3),
+    lambda d: d["unknowns"].append({"what": "x"}),
+    lambda d: d["flops"].update(total=-1),
+    lambda d: d["flops"].update(total={"minimum": 3, "maximum": 1}),
+    lambda d: d["memory"].update(required_bytes=-1),
+    lambda d: d["xla"].update(flops=float("nan")),
+    lambda d: d["loops"].append({"trips": {"minimum": 3, "maximum": 1}}),
+    lambda d: d.update(deep={"a": [float("inf")]}),
 ]
 
 
@@ -224,6 +235,13 @@ def test_files_that_are_no_record(text, tmp_path):
         read_recorded(tmp_path)
     with pytest.raises(UnavailableError):
         read_recorded(tmp_path / "none.json")
+
+
+def test_a_pipe_or_a_device_is_never_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", "/dev/zero"):
+        with pytest.raises(RejectedError, match="is no plain file"):
+            read_recorded(path)
 
 
 def test_odd_parts_of_a_record_do_not_break_a_comparison(recorded, document):
