@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 COLUMNS = ("flops", "bytes", "peak_bytes", "collective_bytes")
+ITSELF = "(itself)"
 UNITS = {"flops": "FLOPs", "bytes": "bytes", "peak_bytes": "bytes", "collective_bytes": "bytes"}
 
 Value = int | dict[str, int | None]
@@ -64,6 +65,17 @@ def children_of(nodes: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         if node["parent"] is not None:
             below[node["parent"]].append(number)
     return below
+
+
+def itself(nodes: Sequence[Mapping[str, Any]]) -> list[Node]:
+    """The tree with what is a node's own as one of its children, so that the children of each node add up to it."""
+    made: list[Node] = [dict(node) for node in nodes]
+    for number, below in enumerate(children_of(nodes)):
+        own = {column: value for column, value in nodes[number]["own"].items() if value != 0}
+        if below and own:
+            made[number]["own"] = {}
+            made.append({"parent": number, "name": ITSELF, "kind": "smaller", "total": own, "own": dict(own)})
+    return made
 
 
 def share(node: Mapping[str, Any], root: Mapping[str, Any]) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxcost.audits.donation import ELEMENTWISE
 from jaxcost.audits.evidence import Evidence
-from jaxcost.audits.tree import Node, Value, added
+from jaxcost.audits.tree import Node, Value, added, children_of
 from jaxcost.observation.hlo.contractions import Contraction
 from jaxcost.observation.hlo.flops import FlopRow
 from jaxcost.observation.hlo.module import Instruction
@@ -178,7 +178,25 @@ def weights_tree(weights: Weights) -> list[Node]:
     for unknown in weights.evidence.work.unknowns:
         if unknown.voids and unknown.kind != "loop":
             add((NO_ARGUMENT,), "none", {"minimum": 0, "maximum": None})
-    return [{**node, **{part: _column(node[part]) for part in ("total", "own")}} for node in nodes]
+    return _joined([{**node, **{part: _column(node[part]) for part in ("total", "own")}} for node in nodes])
+
+
+def _joined(nodes: list[Node]) -> list[Node]:
+    """The tree with one node for each stretch of words between which a path has no choice: `state.blocks`."""
+    below = children_of(nodes)
+    made: list[Node] = []
+    number: dict[int, int] = {}  # of a node, where it or what it was joined to stands
+    for i, node in enumerate(nodes):
+        parent = node["parent"]
+        alone = parent not in (None, 0) and len(below[parent]) == 1 and not nodes[parent]["own"]
+        if alone and node["kind"] == "argument":
+            number[i] = number[parent]
+            before = made[number[i]]
+            made[number[i]] = {**node, "parent": before["parent"], "name": f"{before['name']}.{node['name']}"}
+        else:
+            number[i] = len(made)
+            made.append({**node, "parent": None if parent is None else number[parent]})
+    return made
 
 
 def words_of(path: str) -> tuple[str, ...]:

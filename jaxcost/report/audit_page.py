@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from jaxcost.audits.exports import TITLES
-from jaxcost.audits.tree import COLUMNS, UNITS, Node, folded
+from jaxcost.audits.tree import COLUMNS, UNITS, Node, folded, itself
 from jaxcost.report import audit_rows as gather
 from jaxcost.report import audit_sections as sections
 from jaxcost.report.cells import clipped, grid, plain_data
@@ -25,7 +25,7 @@ _NODES = (2500, 1200, 600, 300, 150)  # of a tree: the most that lets the page k
 _POINTS = (400, 200, 100, 50)
 _LONGEST_NAME = 160
 _EXACT = 2**53  # a larger number goes to the script as text
-_TREES = {"scopes": "module", "calls": "source"}
+_TREES = {"scopes": "module", "calls": "source", "weights": "argument"}
 _SHOWN = (
     "program", "flops", "primitives", "jaxpr", "xla", "memory", "collectives", "collective_totals", "loops",
     "attribution", "unknowns", "findings",
@@ -70,7 +70,7 @@ def _places(document: Mapping[str, Any]) -> str:
     keys = "arrow keys move and open, Enter zooms, Escape shows all"
     return (
         f"<h2>where the cost is</h2><noscript>{sections.places(document)}</noscript>"
-        f'<section id="places" hidden>{choices("by", "by", _TREES)}{choices("width is", "of", TITLES)}'
+        f'<section id="places" hidden>{choices("by", "by", _trees(document))}{choices("width is", "of", TITLES)}'
         '<p><label>search <input type="search" id="search" autocomplete="off"></label> '
         '<span id="found" role="status"></span></p>'
         '<nav id="crumbs" aria-label="from the program to what is shown"></nav>'
@@ -135,16 +135,20 @@ def _scripts(document: Mapping[str, Any], classes: Sequence[str]) -> str:
     return text
 
 
+def _trees(document: Mapping[str, Any]) -> dict[str, str]:
+    return {key: title for key, title in _TREES.items() if document["attribution"].get(key)}
+
+
 def _data(document: Mapping[str, Any], most_nodes: int) -> dict[str, Any]:
     trees = []
-    for key, title in _TREES.items():
+    for key, title in _trees(document).items():
         nodes = document["attribution"][key]
         kept = folded(nodes, most_nodes, SMALLEST_SHARE)
         left = len(nodes) - sum(node["kind"] != "smaller" for node in kept)
         below = f"{100 * SMALLEST_SHARE:.2f}% of every column, or are not among the {most_nodes:,} largest"
         note = f"{left:,} of {len(nodes):,} nodes are summed with their neighbours: they have less than {below}"
         trees.append(
-            {"key": key, "title": title, "note": note if left else "", "nodes": [_node(node) for node in kept]}
+            {"key": key, "title": title, "note": note if left else "", "nodes": [_node(node) for node in itself(kept)]}
         )
     columns = [{"key": column, "title": TITLES[column], "unit": UNITS[column]} for column in COLUMNS]
     return {"columns": columns, "trees": trees}

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxcost.audits.tree import Value, added, most, paths, payload, share, unbounded
+from jaxcost.audits.tree import COLUMNS, Value, added, children_of, most, paths, payload, share, unbounded
 
+REST = "(everything else)"
 MEMORY = {
     "required_bytes": "required: all allocations in device memory",
     "live_peak_bytes": "live peak: in use at the fullest moment",
@@ -133,17 +134,55 @@ def collectives(document: Mapping[str, Any]) -> list[Collective]:
 def largest(
     document: Mapping[str, Any], tree: str, least_share: float, rows: int
 ) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return the top of a tree in the order of a walk, as (depth, node): those with the largest share of a column."""
-    nodes = document["attribution"][tree]
+    """Return the top of a tree in the order of a walk, as (depth, node): those with the largest share of a column.
+
+    What is left out below a node is one row, so that what stands below it adds up.
+    """
+    nodes = document["attribution"].get(tree)
     if not nodes:
         return []
     way = paths(nodes)
     shown = (i for i, node in enumerate(nodes) if node["kind"] != "resident" or len(way[i]) <= RESIDENT_DEPTH)
     ranked = sorted(shown, key=lambda i: (-share(nodes[i], nodes[0]), len(way[i]), i))
     wanted = {i for i in ranked[:rows] if share(nodes[i], nodes[0]) >= least_share}
+    wanted = {i for i in wanted if all(j in wanted for j in way[i])}
     size = [most(node["total"].get("flops", 0)) or 0 for node in nodes]
-    order = sorted(wanted, key=lambda i: [(-size[j], j) for j in way[i]])
-    return [(len(way[i]), nodes[i]) for i in order if all(j in wanted for j in way[i])]
+
+    def order(i: int) -> list[tuple[int, int]]:
+        return [(-size[j], j) for j in way[i]]
+
+    found = [(order(i), len(way[i]), nodes[i]) for i in wanted]
+    for i, below in enumerate(children_of(nodes)):
+        if i in wanted and any(j in wanted for j in below):
+            rest = _rest([nodes[i]["own"], *(nodes[j]["total"] for j in below if j not in wanted)])
+            if rest["total"]:
+                found.append(([*order(i), (1, 0)], len(way[i]) + 1, rest))
+    return [(depth, node) for _, depth, node in sorted(found, key=lambda row: row[0])]
+
+
+def lines(document: Mapping[str, Any], rows: int | None) -> list[Mapping[str, Any]]:
+    """Return the largest source lines, and in one row everything else, so that the columns add up to the program's."""
+    attribution = document["attribution"]
+    every = [row for row in attribution["lines"] if row.get("line")]
+    if not every:
+        return []
+    shown = every[:rows]
+    left = [row["total"] for row in attribution["lines"] if not row.get("line")]
+    apart = [n["total"] for n in attribution["calls"] if n["parent"] == 0 and n["kind"] in ("none", "resident")]
+    rest = _rest([*(row["total"] for row in every[len(shown) :]), *left, *apart])
+    return [*shown, *([rest] if rest["total"] else [])]
+
+
+def _rest(amounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    total = {column: added(one.get(column, 0) for one in amounts) for column in COLUMNS}
+    return {"name": REST, "kind": "rest", "total": {column: value for column, value in total.items() if value != 0}}
+
+
+def unnamed(document: Mapping[str, Any]) -> bool:
+    """Return whether most FLOPs have no scope of their own, so that the arguments tell more."""
+    found = table_of(table_of(document["attribution"].get("columns")).get("flops"))
+    whole, without = most(unbounded(found.get("total"))), most(unbounded(found.get("no_scope")))
+    return whole is None or without is None or 2 * without > whole
 
 
 def trips(row: Mapping[str, Any]) -> Any:

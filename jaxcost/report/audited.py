@@ -124,11 +124,20 @@ def _tree(out: Console, document: Mapping[str, Any], rows: bool) -> None:
         cells = (size(node["total"].get(column, 0), UNITS[column]) for column in COLUMNS)
         _row(made, f"{'  ' * min(depth, 12)}{node['name']}", *("" if cell == "0" else cell for cell in cells))
     out.print(made)
-    lines = [row for row in document["attribution"]["lines"] if row.get("line")]
+    if rows or gather.unnamed(document):
+        made = table("argument multiplied", "FLOPs", "exact", right=("FLOPs", "exact"), optional=("exact",))
+        keep = (0.0, 10_000) if rows else (TREE_SHARE, TREE_ROWS)
+        for depth, node in gather.largest(document, "weights", *keep):
+            value = node["total"].get("flops", 0)
+            _row(made, f"{'  ' * min(depth, 12)}{node['name']}", size(value, "FLOPs"), size(value, "FLOPs", True))
+        if made.row_count > 1:
+            out.print(made)
+    lines = gather.lines(document, None if rows else LINES_SHOWN)
     made = table("source line", *right, right=right, optional=(TITLES["collective_bytes"], TITLES["peak_bytes"]))
-    for row in lines if rows else lines[:LINES_SHOWN]:
+    for row in lines:
         cells = (size(row["total"].get(column, 0), UNITS[column]) for column in COLUMNS)
-        _row(made, f"{row['file']}:{row['line']} {row['name']}", *("" if cell == "0" else cell for cell in cells))
+        where = f"{row['file']}:{row['line']} {row['name']}" if row.get("line") else row["name"]
+        _row(made, where, *("" if cell == "0" else cell for cell in cells))
     if lines:
         out.print(made)
 

@@ -82,9 +82,13 @@ def test_no_script_writes_markup() -> None:
 def test_the_trees_of_the_page_weigh_what_the_program_costs(document: dict[str, Any]) -> None:
     for tree in data_of(audit_page(document))["trees"]:
         root = tree["nodes"][0]
-        assert root[4][0] == document["flops"]["total"] and root[4][2] == document["memory"]["live_peak_bytes"]
+        assert root[4][0] == document["flops"]["total"]
+        assert root[4][2] == (document["memory"]["live_peak_bytes"] if tree["key"] != "weights" else 0)
         own = [sum(node[5][column] for node in tree["nodes"]) for column in range(4)]
         assert own == root[4]
+        for number, node in enumerate(tree["nodes"]):  # and so do the children of each
+            below = [child[4] for child in tree["nodes"] if child[0] == number]
+            assert not below or [sum(column) for column in zip(*below, strict=True)] == node[4]
 
 
 def hostile() -> dict[str, Any]:

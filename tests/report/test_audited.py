@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxcost.audits.document import audit_document
-from jaxcost.audits.tree import share
+from jaxcost.audits.tree import COLUMNS, added, share
 from jaxcost.report import audit_rows as gather
 from jaxcost.report.audited import show_audit, size
 from tests.audits.test_attribution import recorded
@@ -80,11 +80,53 @@ def test_names_of_others_are_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_short_tree_is_a_walk_of_the_largest(document: dict[str, Any]) -> None:
     nodes = document["attribution"]["scopes"]
-    found = gather.largest(document, "scopes", 0.01, 24)
+    walked = gather.largest(document, "scopes", 0.01, 24)
+    found = [row for row in walked if row[1]["name"] != gather.REST]
     assert 10 < len(found) <= 24 and found[0] == (0, nodes[0])
     assert all(share(node, nodes[0]) >= 0.01 for _, node in found)
     assert all(depth <= before + 1 for (before, _), (depth, _) in pairwise(found))
     assert {"q_proj", "softmax", "head"} <= {node["name"] for _, node in found}
+    assert unequal(walked) == []
+    assert unequal(found) != []  # without the rows of what is left out they do not add up
+
+
+def unequal(walked: list[tuple[int, Any]]) -> list[str]:
+    """Names of the shown nodes whose shown children do not add up to them."""
+    found = []
+    for at, (depth, node) in enumerate(walked):
+        below = []
+        for deeper, child in walked[at + 1 :]:
+            if deeper <= depth:
+                break
+            if deeper == depth + 1:
+                below.append(child["total"])
+        sums = {column: added(one.get(column, 0) for one in below) for column in COLUMNS}
+        if below and any(sums[column] != node["total"].get(column, 0) for column in COLUMNS):
+            found.append(node["name"])
+    return found
+
+
+@pytest.mark.parametrize("rows", [3, 8, None])
+def test_the_lines_add_up_to_the_program(document: dict[str, Any], rows: int | None) -> None:
+    shown = gather.lines(document, rows)
+    assert len(shown) > 3 or rows == 3
+    root = document["attribution"]["calls"][0]["total"]
+    for column in ("flops", "bytes", "collective_bytes"):
+        assert added(row["total"].get(column, 0) for row in shown) == root.get(column, 0)
+
+
+def test_arguments_are_shown_where_no_scope_tells_the_layers(
+    document: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "argument multiplied" not in printed(document, capsys)
+    every = printed(document, capsys, rows=True)
+    assert "argument multiplied" in every and "weight" in every
+    flops = {**document["attribution"]["columns"]["flops"], "no_scope": document["flops"]["total"]}
+    columns = {**document["attribution"]["columns"], "flops": flops}
+    unnamed = {**document, "attribution": {**document["attribution"], "columns": columns}}
+    assert "argument multiplied" in printed(unnamed, capsys)
+    older = {name: part for name, part in unnamed["attribution"].items() if name != "weights"}
+    assert "argument multiplied" not in printed({**unnamed, "attribution": older}, capsys)
 
 
 def test_a_saving_shows_both_its_ends(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
