@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -53,14 +54,18 @@ def audit_path(
     path = asked.path
     if asked.target is not None:
         parse_target(asked.target)
-    if path.is_dir():
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        raise UnavailableError(str(path), "no such file or directory", "check the path") from None
+    except OSError as error:
+        raise reject(str(path)[:200], None, f"cannot be read ({error.strerror})", "check the path") from None
+    if stat.S_ISDIR(kind):
         return _dump(asked, pool, say)
     if asked.module is not None or asked.every:
         option, value = ("--module", asked.module) if asked.module is not None else ("--all", None)
         raise reject(option, value, "a file is one module", "leave it out, or name a dump directory")
-    if not path.exists():
-        raise UnavailableError(str(path), "no such file or directory", "check the path")
-    if not path.is_file():
+    if not stat.S_ISREG(kind):
         raise reject(str(path), None, "is no plain file", "copy its content to a file")
     saved = _json(path)
     if saved is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -21,7 +22,23 @@ if TYPE_CHECKING:
     from jaxcost.audits.paths import Failed
     from jaxcost.observation.pool import Pool
 
-_FILE = click.Path(path_type=Path)
+
+class _File(click.Path):
+    """A path that is not the empty text, which pathlib takes for this folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path.
+
+        Raises:
+            RejectedError: it is empty.
+        """
+        if not value:
+            name = param.opts[-1] if isinstance(param, click.Option) else "PATH"
+            raise reject(name, value, "is empty", "name a file or a directory")
+        return super().convert(value, param, ctx)
+
+
+_FILE = _File(path_type=Path)
 _AXIS = re.compile(r"\s*(?P<name>[^=,\s]+)\s*=\s*(?P<size>[0-9]{1,9})\s*")
 _TRIPS = re.compile(r"\s*(?P<name>[^=\s]+)\s*=\s*(?P<size>[0-9]{1,18})\s*")
 
@@ -149,7 +166,7 @@ def _check(path: Path | None, name: str | None, targets: tuple[str, ...], parame
         check_writable(file, f"--{option}")
         if file is None or (file.exists() and not file.is_file()):
             continue
-        other = written.setdefault(file.resolve(), option)
+        other = written.setdefault(Path(os.path.realpath(file)), option)
         if other != option:
             raise reject(f"--{option}", str(file), f"is the file of --{other} too", "name another file")
     if parameters["export"] is not None:

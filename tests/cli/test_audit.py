@@ -191,6 +191,12 @@ def test_pages_and_exports_are_written(run, tmp_path, capsys):
         ((), 2, "nothing is named"),
         (("a", "--function", "b:c"), 2, "one of the two"),
         (("none",), 3, "no such file"),
+        (("",), 2, "is empty"),
+        (("turn",), 2, "cannot be read"),
+        (("a" * 5000,), 2, "cannot be read"),
+        (("turns",), 2, "is empty"),
+        (("mine.py", "--against", "/dev/zero"), 2, "is no plain file"),
+        (("mine.py", "--html", "turn", "--save", "turn"), 2, "is the file of --html too"),
         (("mine.py",), 2, "HloModule"),
         (("empty.pb",), 2, "is empty"),
         (("folder",), 2, "is empty"),
@@ -226,6 +232,9 @@ def test_pages_and_exports_are_written(run, tmp_path, capsys):
 def test_what_is_wrong_is_said_with_its_remedy(run, tmp_path, words, code, said):
     (tmp_path / "empty.pb").write_bytes(b"")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "turn").symlink_to("turn")
+    (tmp_path / "turns").mkdir()
+    (tmp_path / "turns" / "module_0001.x.cpu_after_optimizations.hlo.pb").symlink_to("../turn")
     (tmp_path / "other.json").write_text('{"schema": "jaxcost.verify.v1"}')
     (tmp_path / "broken.json").write_text('{"schema": ')
     (tmp_path / "thin.json").write_text('{"schema": "jaxcost.audit.v1", "program": {}}')

@@ -70,8 +70,12 @@ def read_dump(folder: Path) -> list[DumpedModule]:
         UnavailableError: the directory does not exist.
         RejectedError: it cannot be read, or holds no module.
     """
-    if not folder.exists():
-        raise UnavailableError(str(folder), "no such file or directory", "check the path")
+    try:
+        os.scandir(folder).close()
+    except FileNotFoundError:
+        raise UnavailableError(str(folder), "no such file or directory", "check the path") from None
+    except OSError as error:
+        raise reject(str(folder), None, f"cannot be read ({error.strerror})", "check its permissions") from None
     seen = 0
     others: set[str] = set()
     for depth in range(_DEEPEST + 1):
@@ -133,16 +137,20 @@ def _label(match: re.Match[str]) -> str:
 
 
 def _files(folder: Path, depth: int) -> Iterator[Path]:
-    """Files just so many folders down; links to folders are not followed."""
+    """Files just so many folders down; links to folders are not followed, and what cannot be read is left out."""
     try:
         with os.scandir(folder) as entries:
             below = sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise reject(str(folder), None, f"cannot be read ({error.strerror})", "check its permissions") from None
+    except OSError:
+        return
     for entry in below:
-        if depth and entry.is_dir(follow_symlinks=False):
+        try:
+            wanted = entry.is_dir(follow_symlinks=False) if depth else entry.is_file()
+        except OSError:  # a link that leads to itself
+            continue
+        if wanted and depth:
             yield from _files(Path(entry.path), depth - 1)
-        elif not depth and entry.is_file():
+        elif wanted:
             yield Path(entry.path)
 
 

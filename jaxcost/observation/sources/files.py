@@ -6,6 +6,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -28,6 +29,9 @@ _MARKS: Mapping[Family, tuple[bytes, ...]] = {
     "cuda": (b'"operation_queue_id"', b"__cublas$", b"__cudnn$", b"__triton", b"__gpu$", b"python_gpu_callback"),
     "tpu": (b'"flag_configs"', b"tpu_custom_call", b'"scoped_memory_configs"', b"AllocateBuffer$tpu"),
 }
+# Numbers of an HloSnapshot: module, arguments, result, platform. (openxla/xla, xla/service/hlo.proto)
+_SNAPSHOT = frozenset({1, 2, 3, 4})
+_BYTES_FIELD = 2  # the wire type of strings and messages
 _MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")
 _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"\s*=\s*([0-9]{1,9})')
 
@@ -175,26 +179,48 @@ def _from_text(data: bytes, name: str) -> bytes:
 
 
 def _inner(data: bytes) -> bytes:
-    """The HloProto of an HloSnapshot, whose first field it is; other bytes as they are."""
-    if data[:1] != b"\x0a":
-        return data
-    size, at, shift = 0, 1, 0
-    while at < min(len(data), 6):
-        byte = data[at]
-        size |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            break
-    inner = data[at : at + size]
-    if len(inner) != size or inner[:1] != b"\x0a":
-        return data
-    for candidate in (data, inner):
-        try:
-            split(candidate)
-        except RejectedError:
-            continue
-        return candidate
+    """The HloProto of an HloSnapshot, whose first field it is; other bytes as they are.
+
+    A snapshot is told by being whole and by holding a module two levels down: an HloProto that lost its end, whose
+    first field is a module, is none.
+    """
+    try:
+        split(data)
+    except RejectedError:
+        fields = _fields(data)
+        if fields and [number for number, _ in fields].count(1) == 1 and {number for number, _ in fields} <= _SNAPSHOT:
+            inner = dict(fields)[1]
+            module = dict(_fields(inner)).get(1, b"")
+            with suppress(RejectedError):
+                split(module)
+                return inner
     return data
+
+
+def _fields(data: bytes) -> list[tuple[int, bytes]]:
+    """The fields of a message that has only strings and messages, by number; [] where it is not whole."""
+    found, at = [], 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        size, at = _varint(data, at)
+        if tag < 0 or size < 0 or tag & 7 != _BYTES_FIELD or at + size > len(data):
+            return []
+        found.append((tag >> 3, data[at : at + size]))
+        at += size
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and where it ends; -1 where there is none."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+    return -1, at
 
 
 def _bytes(path: Path) -> bytes:

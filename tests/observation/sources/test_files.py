@@ -150,6 +150,16 @@ def test_a_snapshot_is_read_by_the_module_in_it(dumps, tmp_path):
         read_program(_write(tmp_path / "snapshot.pb", wrapped[: len(wrapped) // 2]))
 
 
+@pytest.mark.parametrize("cut", [1, 2, 100, 0.5, 0.99])
+def test_a_module_that_lost_its_end_is_refused_and_never_taken_for_a_snapshot(dumps, tmp_path, cut):
+    data = module_of(dumps("cpu:1")).path.read_bytes()
+    assigned = len(data) - len(parse(data)[0].SerializeToString())
+    lost = cut if cut >= 1 else int(cut * assigned)
+    assert 0 < lost < assigned
+    with pytest.raises(RejectedError):
+        read_program(_write(tmp_path / "cut.hlo.pb", data[:-lost]))
+
+
 def test_a_missing_file_is_unavailable_and_a_folder_rejected(tmp_path):
     with pytest.raises(UnavailableError):
         read_program(tmp_path / "none")
