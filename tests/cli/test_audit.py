@@ -50,6 +50,23 @@ class inner:
 def number(): return 3
 def raises(): raise KeyError("state")
 def leaves(): raise SystemExit(3)
+def interrupts(): raise KeyboardInterrupt
+def traced_by(error):
+    def fails(x): raise error
+    return fails, shapes()[:1]
+def leaves_traced(): return traced_by(SystemExit(0))
+def interrupts_traced(): return traced_by(KeyboardInterrupt())
+def mute_traced(): return traced_by(Mute())
+
+class Mute(Exception):
+    def __str__(self): raise RuntimeError("mute")
+    __repr__ = __str__
+class Raiser:
+    def __getattr__(self, name): raise RuntimeError("no " + name)
+    def __call__(self): raise RuntimeError("no call")
+
+def mute(): raise Mute()
+raiser = Raiser()
 def wrong(): return (lambda x: x @ x), (jax.ShapeDtypeStruct((4, 8), jnp.float32),)
 """
 
@@ -224,6 +241,12 @@ def test_pages_and_exports_are_written(run, tmp_path, capsys):
         (("--function", "mine:number"), 2, "gives int"),
         (("--function", "mine:raises"), 2, "KeyError: 'state' (mine.py, line"),
         (("--function", "mine:leaves"), 2, "SystemExit"),
+        (("--function", "mine:interrupts"), 2, "KeyboardInterrupt"),
+        (("--function", "mine:leaves_traced"), 2, "SystemExit"),
+        (("--function", "mine:interrupts_traced"), 2, "KeyboardInterrupt"),
+        (("--function", "mine:mute"), 2, "Mute"),
+        (("--function", "mine:mute_traced"), 2, "Mute"),
+        (("--function", "mine:raiser"), 2, "mine:raiser"),
         (("--function", "mine:wrong"), 2, "dot_general"),
         (("--function", "mine:named", "--module", "x"), 2, "belongs to a dump"),
         (("--function", "mine:named", "--target", "cpu:1x2"), 2, "one number of devices"),

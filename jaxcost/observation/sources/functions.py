@@ -372,22 +372,33 @@ def _refusing(doing: str, function: Any, run: Callable[[], Any]) -> Any:
     """Run code of the user and JAX; what it raises becomes one problem with its first useful line.
 
     Raises:
-        RejectedError: it raised.
+        RejectedError: it raised, or would have ended the program. An interrupt may be the user's, and passes.
     """
     try:
         return run()
     except RejectedError:
         raise
-    except Exception as error:
-        name = function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)
+    except (Exception, SystemExit, GeneratorExit) as error:
+        name = function if isinstance(function, str) else _name(function)
         rule = f"JAX cannot {doing} it: {type(error).__name__}: {first_line(error)}"
         remedy = "call jax.jit(function).lower(*args) to see where" if doing == "lower" else "correct the call"
         raise reject("function", name, rule, remedy) from error
 
 
+def _name(function: Any) -> str:
+    try:
+        return str(function.__name__)
+    except Exception:  # noqa: BLE001  an object of the user's, whose attributes may raise anything
+        return type(function).__name__
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error that says something, shortened."""
-    lines = (line.strip() for line in str(error).splitlines())
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001  the text is made by code of the user's too
+        return "and its message cannot be made"
+    lines = (line.strip() for line in said.splitlines())
     return next((line for line in lines if line), "no message")[:400].rstrip(".")
 
 

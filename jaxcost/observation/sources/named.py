@@ -36,13 +36,19 @@ def lower_named(
     Raises:
         RejectedError: the module or the name is not there, its code raises, or it gives no function and arguments.
     """
-    function, args, keywords = arguments_of(_found(name, folder), name)
+    value = _running(name, "import", lambda: _found(name, folder))
+    function, args, keywords = _running(name, "call", lambda: arguments_of(value, name))
     stage = stage_of(function)
     if stage is not None:
         if stage[0] == "compiled":
             raise reject(_OPTION, name, "gives a compiled stage", "give the function and its arguments")
         return lowered_stage(*stage, target)
-    return lower_function(function, args, keywords, platform=target.family, mesh=mesh)
+    try:
+        return lower_function(function, args, keywords, platform=target.family, mesh=mesh)
+    except Exception:
+        raise
+    except BaseException as error:  # in a worker no interrupt is the user's: the function raised it
+        raise _raised(name, "tracing", error) from error
 
 
 def arguments_of(value: Any, name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -81,7 +87,7 @@ def _found(name: str, folder: str) -> Any:
             rule = f"no module {error.name} in {folder} or on the Python path"
             raise reject(_OPTION, name, rule, "run in its folder, or set PYTHONPATH") from None
         raise _raised(name, "import", error) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise _raised(name, "import", error) from error
     for index, part in enumerate(names):
         if not hasattr(value, part):
@@ -105,7 +111,7 @@ def _running(name: str, doing: str, function: Any) -> Any:
         return function()
     except RejectedError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # in a worker no interrupt is the user's: the function raised it
         raise _raised(name, doing, error) from error
 
 

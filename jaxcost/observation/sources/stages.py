@@ -23,7 +23,10 @@ def stage_of(value: Any) -> tuple[Kind, Any] | None:
     kinds: dict[Kind, type] = {
         "traced": jax.stages.Traced, "lowered": jax.stages.Lowered, "compiled": jax.stages.Compiled,
     }  # fmt: skip
-    inner = private.plain_stage(value)
+    try:
+        inner = private.plain_stage(value)
+    except Exception:  # noqa: BLE001  an object of the user's, whose attributes may raise anything
+        return None
     return next(((kind, inner) for kind, type_ in kinds.items() if isinstance(inner, type_)), None)
 
 
