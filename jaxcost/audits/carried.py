@@ -8,12 +8,13 @@ other; none is exact, as what the change itself needs (a gathered layer, arrays 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from jaxcost.audits.replay import Change, Edit, Held, Replay
-from jaxcost.audits.roles import Group, Roles, first_dimension
+from jaxcost.audits.roles import Group, Roles
 from jaxcost.observation.hlo.flow import Value
-from jaxcost.observation.hlo.purposes import GRADIENT, RECOMPUTED, SAVED, TEMPORARY
+from jaxcost.observation.hlo.origins import argument_of
+from jaxcost.observation.hlo.purposes import COPY, GRADIENT
 
 _LARGE = 1 << 16
 _DEVICES = (2, 4, 8)
@@ -121,7 +122,7 @@ def _released(replay: Replay, roles: Roles) -> Iterator[Change]:
         shape = held.at.shape.at(held.index) if held.at is not None else None
         if held.at is None or held.kind.name != GRADIENT or shape is None or shape.is_tuple or held.bytes < _LARGE:
             continue
-        if shape.size not in shapes:
+        if shape.size not in shapes or (roles.batch is not None and roles.batch.times(held.at, held.index)):
             continue
         stacked = next(
             (s for s in flow.reach(Value(held.at, held.index)).slots[:4] if replay.purposes.change(s)[0] == "stacked"),
@@ -147,39 +148,39 @@ def _released(replay: Replay, roles: Roles) -> Iterator[Change]:
 
 def _batch(replay: Replay, roles: Roles) -> Iterator[Change]:
     """Half of the batch: at a time, with the gradients summed, or altogether."""
-    if roles.parameters is None:
+    batch = roles.batch
+    if batch is None or batch.size < 2 or batch.size % 2:
         return
-    scaled = list(_without_parameters_size(replay, roles))
-    if not scaled:
-        return
-    edits = tuple(whole(h, h.bytes // 2) for h in scaled)
-    assumption = "every buffer without a parameter's size grows with the batch"
-    if roles.trains:
+    edits, grows, unsure, inside = [], 0, 0, replay.inside_arguments(batch.times)
+    for held in replay.held:
+        times = max((batch.times(*value) for value in replay.values(held)), default=0)
+        if not times and held.at is not None and held.kind.name == COPY:
+            # It makes room for the batch in the argument's memory, where smaller values would lie in its stead here.
+            source = argument_of(batch.module, held.at)
+            times = inside.get(source.number, 0) if source is not None else 0
+        if times:
+            edits.append(whole(held, held.bytes >> times))
+            grows += held.bytes
+        elif any(batch.undecided(*value) for value in replay.values(held)):
+            unsure += held.bytes
+    size = batch.size
+    given = [a for a in roles.arguments if a.parameter is not None and batch.times(a.parameter)]
+    halves = sum(a.bytes - (a.bytes >> batch.times(a.parameter)) for a in given if a.parameter is not None)
+    results = sum(own - (own >> times) for own, times in roles.results_with_batch())
+    what = (
+        f"{len(edits)} buffers of the heap, {grows} bytes, hold the batch, traced from the first dimension of the data"
+    )
+    what += f" (of {unsure} bytes more it cannot be told)" if unsure else ""
+    if roles.trains and edits and roles.parameters is not None:
         sums = sum(a.bytes for a in roles.parameters.found)
         yield Change(
             "accumulate", "batch", "accumulate gradients over two halves of the batch",
-            f"{len(scaled)} buffers without a parameter's size are halved; {sums} bytes of summed gradients are added",
-            "upper", edits, resident=sums, assumptions=(assumption,),
+            f"{what}: these are halved; {sums} bytes of summed gradients are added", "estimate", tuple(edits),
+            resident=sums, assumptions=("the loop over the halves is planned as the step is",),
         )  # fmt: skip
-    size = first_dimension(roles.data[0]) if roles.data else 0
-    if size > 1 and size % 2 == 0:
-        given = sum(a.bytes for a in roles.data) // 2
-        yield Change(
-            "batch", "batch", f"a batch of {size // 2} instead of {size} a device",
-            f"{len(scaled)} buffers without a parameter's size are halved, and arguments whose first dimension is "
-            f"{size} ({len(roles.data)}): {given} bytes", "upper", edits, resident=-given,
-            assumptions=(assumption, f"{size}, their first dimension, is the batch"),
-        )  # fmt: skip
-
-
-def _without_parameters_size(replay: Replay, roles: Roles) -> Sequence[Held]:
-    assert roles.parameters is not None
-    owned = {a.parameter.shape.size for a in roles.parameters.found if a.parameter is not None}
-    found = []
-    for held in replay.held:
-        shape = held.at.shape.at(held.index) if held.at is not None else None
-        if shape is None or shape.is_tuple or shape.size in owned or held.bytes < _LARGE:
-            continue
-        if held.kind.name in (SAVED, GRADIENT, RECOMPUTED, TEMPORARY):
-            found.append(held)
-    return found
+    yield Change(
+        "batch", "batch", f"a batch of {size // 2} instead of {size} a device",
+        f"{what}: these are halved, and {len(given)} arguments and the results that hold it lose {halves + results} "
+        "bytes", "estimate", tuple(edits), resident=-halves - results,
+        assumptions=(f"{size}, the first dimension of the data, is the batch", "smaller shapes are planned alike"),
+    )  # fmt: skip

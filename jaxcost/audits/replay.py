@@ -16,7 +16,7 @@ compiler given the changed program makes a new plan. `bound` says what that make
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
@@ -30,6 +30,7 @@ from jaxcost.observation.hlo.heap import FREE, Span, spans
 from jaxcost.observation.hlo.memory import device_sizes, fullest_trace
 from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.hlo.purposes import Purposes
+from jaxcost.observation.hlo.schema import Proto
 from jaxcost.observation.hlo.scope import Place
 
 Bound = Literal["exact", "interval", "upper", "estimate"]
@@ -93,6 +94,7 @@ class Replay:
         self.evidence, self.purposes, self.held, self.events = evidence, purposes, held, events
         self.resident = resident
         self._starts: list[tuple[int, int]] | None = None
+        self._places: dict[int, Proto] | None = None
         self.used = self._used(Edit(h.span.first, h.span.end, h.bytes) for h in held)
         self.at = int(self.used.argmax()) if len(self.used) else -1
 
@@ -149,6 +151,33 @@ class Replay:
             self._starts = sorted((place, n) for place, n in found if place >= 0)
         at = bisect_left(self._starts, (place, -1))
         return self._starts[at][1] if at < len(self._starts) else len(self.events)
+
+    def values(self, held: Held) -> list[tuple[Instruction, tuple[int, ...]]]:
+        """Every value that lies in a stretch, one after the other."""
+        return self._values(held.span.values)
+
+    def _values(self, buffers: Iterable[int]) -> list[tuple[Instruction, tuple[int, ...]]]:
+        if self._places is None:
+            assignment = self.evidence.graph.assignment
+            known = assignment.logical_buffers if assignment is not None else ()
+            self._places = {b.id: b.defined_at for b in known}
+        found = []
+        for number in buffers:
+            place = self._places.get(number)
+            at = self.evidence.graph.module.instructions.get(place.instruction_id) if place is not None else None
+            if at is not None and place is not None:
+                found.append((at, tuple(place.shape_index)))
+        return found
+
+    def inside_arguments(self, weight: Callable[[Instruction, tuple[int, ...]], int]) -> dict[int, int]:
+        """The most that any value weighs that lies in the memory of an argument, by the argument's number."""
+        assignment = self.evidence.graph.assignment
+        found = {}
+        for allocation in assignment.buffer_allocations if assignment is not None else ():
+            if allocation.is_entry_computation_parameter:
+                values = self._values(a.logical_buffer_id for a in allocation.assigned)
+                found[int(allocation.parameter_number)] = max((weight(*value) for value in values), default=0)
+        return found
 
     def live(self, held: Held) -> bool:
         """Whether a stretch is in use at the fullest moment."""

@@ -7,11 +7,13 @@ nothing tells them apart, and no role is given.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxcost.audits.arguments import Bound, bound_arguments, returned
+from jaxcost.audits.arguments import Bound, bound_arguments, returned, whole_argument
+from jaxcost.audits.batch import Batch
 from jaxcost.audits.donation import ELEMENTWISE
 from jaxcost.audits.replay import Replay
 from jaxcost.observation.hlo.classes import Kind
@@ -88,9 +90,13 @@ class Roles:
         """Parameters: by path, else those, without the optimizer's state, with a result of their shape and type."""
         if (named := self._named(PARAMETER)) is not None:
             return named
-        made = {(r.shape.dtype, r.shape.dims) for r in returned(self.replay.evidence) if r.shape.dims}
+        made = Counter((r.shape.dtype, r.shape.dims) for r in returned(self.replay.evidence) if r.shape.dims)
+        taken = {r.argument for r in returned(self.replay.evidence)}
         state = {a.number for a in self.state.found} if self.state is not None else set()
-        found = [a for a in self.arguments if _shape(a) in made and a.number not in state]
+        found: list[Bound] = []
+        for shape, count in made.items():
+            alike = [a for a in self.arguments if _shape(a) == shape and a.number not in state]
+            found += _fitting(alike, count, taken)
         return self.group(found, "by results of their shapes") if found else None
 
     @cached_property
@@ -103,6 +109,23 @@ class Roles:
             return []
         first = _shape(max(rest, key=lambda a: a.bytes))[1][0]
         return [a for a in rest if _shape(a)[1][0] == first]
+
+    @cached_property
+    def batch(self) -> Batch | None:
+        """The batch, traced from the first dimension of the data; None where there is no such data."""
+        given = [a.parameter for a in self.data if a.parameter is not None]
+        if not given or self.parameters is None:
+            return None
+        return Batch(self.replay.evidence.graph.module, given[0].shape.dims[0], given)
+
+    def results_with_batch(self) -> list[tuple[int, int]]:
+        """Of each result with memory of its own that holds the batch: its bytes, and in how many dimensions it does."""
+        root, batch = self.replay.evidence.graph.module.entry.root, self.batch
+        if batch is None:
+            return []
+        own = [r for r in returned(self.replay.evidence) if r.argument is None]
+        rows = [(r.shape.bytes, batch.times(root, r.index)) for r in own]
+        return [(size, times) for size, times in rows if times]
 
     @cached_property
     def trains(self) -> bool:
@@ -149,11 +172,23 @@ class Roles:
         return "update" if update else ""
 
 
+def _fitting(alike: list[Bound], count: int, taken: set[int | None]) -> list[Bound]:
+    """Of arguments of one shape those that `count` results of it replace: data may have the shape of a parameter.
+
+    Those whose memory results take over, or those of the one argument of the call that has as many; else all of them.
+    """
+    if len(alike) <= count:
+        return alike
+    given = [a for a in alike if a.number in taken]
+    if len(given) == count:
+        return given
+    groups: dict[str, list[Bound]] = {}
+    for argument in alike:
+        groups.setdefault(whole_argument(argument.path), []).append(argument)
+    whole = [group for group in groups.values() if len(group) == count]
+    return whole[0] if len(whole) == 1 else alike
+
+
 def _shape(argument: Bound) -> tuple[str, tuple[int, ...]]:
     assert argument.parameter is not None
     return argument.parameter.shape.dtype, argument.parameter.shape.dims
-
-
-def first_dimension(argument: Bound) -> int:
-    """The first dimension of an argument that has one."""
-    return _shape(argument)[1][0]

@@ -256,13 +256,38 @@ def test_a_first_moment_in_two_bytes_saves_what_was_said(pool, target):
     assert not rows_of(after, "dtype"), "there is nothing left to narrow"
 
 
-@pytest.mark.parametrize("target", ["cpu", CUDA])
-def test_half_a_batch_saves_what_was_said(pool, target):
-    before, after = of(pool, target, batch=2048), of(pool, target, batch=1024)
+@pytest.mark.parametrize("batch", [2048, WIDTH])  # in the second an activation has the size of a weight
+def test_half_a_batch_saves_what_was_said(pool, batch):
+    before, after = of(pool, "cpu", batch=batch), of(pool, "cpu", batch=batch // 2)
     (row,) = rows_of(before, "batch").values()
-    assert "1024 instead of 2048" in row["action"] and row["saves_bytes"] > 1024 * WIDTH * 4 * 2
-    assert holds(row, before, after)
-    assert not holds({**row, "saves_bytes": before["live_peak_bytes"] - after["live_peak_bytes"] - 1}, before, after)
+    assert f"{batch // 2} instead of {batch}" in row["action"] and "cannot be told" not in row["derivation"]
+    saved = before["live_peak_bytes"] - after["live_peak_bytes"]
+    assert row["bound"] == "estimate", "the shapes of the whole program change"
+    # With a weight's size an activation takes over other memory than half of it does (786432 are saved there).
+    assert (row["saves_bytes"] == saved) if batch > WIDTH else (row["saves_bytes"] > 0 < saved)
+    (row,) = rows_of(before, "accumulate").values() if batch > WIDTH else [{"bound": "estimate"}]
+    assert row["bound"] == "estimate"
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_data_of_a_parameters_shape_is_told_by_the_results(pool, donate):
+    def step(ws, x):
+        def loss(ws, x):
+            for w in ws:
+                x = jnp.tanh(x @ w)
+            return (x**2).sum()
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws, x))
+
+    def peak_of(batch):
+        call = [array(WIDTH, WIDTH)] * 8, array(batch, WIDTH)
+        return audit(step, *call, pool=pool, donate_argnums=donate).memory
+
+    before, after = peak_of(WIDTH), peak_of(WIDTH // 2)
+    (row,) = rows_of(before, "batch").values()
+    saved = before["live_peak_bytes"] - after["live_peak_bytes"]
+    # Not donated, a result's memory holds activations of its size, and smaller ones lie beside it: an estimate.
+    assert (row["saves_bytes"] == saved) if donate else (row["saves_bytes"] > 0 and row["bound"] == "estimate")
 
 
 @pytest.mark.cuda

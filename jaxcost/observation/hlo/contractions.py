@@ -210,6 +210,13 @@ def _numbers_of_gemm(at: Instruction) -> _Numbers | None:
     return _Numbers(*lists)
 
 
+def shared_dimensions(at: Instruction) -> tuple[tuple[int, ...], ...] | None:
+    """Contracted dimensions of both operands of a dot or a product of cuBLAS, then the batch dimensions; else None."""
+    if at.opcode == "dot":
+        return _numbers_of(at.proto.dot_dimension_numbers)
+    return _numbers_of_gemm(at) if at.proto.custom_call_target in _GEMM else None
+
+
 def _dot_dims(lhs: tuple[int, ...], rhs: tuple[int, ...], numbers: _Numbers, name: str, out: int | None) -> _Dims:
     """Sizes of a dot. `out`: elements of its result, checked when given."""
     remedy = "the dump is damaged: dump the module again"
