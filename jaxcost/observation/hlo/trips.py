@@ -274,11 +274,13 @@ class _Walk:
         low, high = bounds.minimum, bounds.maximum
         if declared is not None:
             if low <= declared and (high is None or declared <= high):
+                self.agree(at, declared, "XLA declares")
                 return _Trips(declared, declared, "declared"), frozenset()
             said = str(low) if low == high else f"{low} to {high}" if high is not None else f"at least {low}"
             reason = f"XLA declares {declared} trips but the loop's scalars give {said}"
             low, high = 0, None
         elif bounds.exact is not None:
+            self.agree(at, bounds.exact, "the loop's own scalars give")
             return _Trips(low, high, "derived"), frozenset()
         else:
             reason = bounds.reason or self.loops.why(at)
@@ -291,6 +293,12 @@ class _Walk:
                 )
             return _Trips(count, count, "supplied"), frozenset()
         return _Trips(low, high, "unknown" if high is None else "derived", reason), bounds.blocked
+
+    def agree(self, at: Instruction, known: int, said: str) -> None:
+        """Refuse a supplied count that is another than the one the program fixes."""
+        count = self.supplied.get(at.name, known)
+        if count != known:
+            raise rejected(f"trips.{at.name}", count, f"{said} {known} trips", "leave it out")
 
 
 def _times(at: Instruction) -> Total:

@@ -7,7 +7,7 @@ import pytest
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import Total, read_hlo
 from jaxcost.observation.hlo.module import read_module
-from jaxcost.observation.hlo.schema import message, split
+from jaxcost.observation.hlo.schema import message, parse, split
 from jaxcost.observation.hlo.trips import exact, read_executions
 from tests.observation.hlo.building import Program, array, dot, dump, loop
 
@@ -373,6 +373,19 @@ def test_a_supplied_count_must_be_one_that_the_condition_allows(count, error):
     else:
         (found,) = read_hlo(data, platform="tpu", trips={"loop": count}).loops
         assert (found.trips, found.source, found.reason) == (count, "supplied", "")
+
+
+@pytest.mark.parametrize("declared", [b"", b'{"known_trip_count":{"n":"7"}}'])
+def test_a_supplied_count_of_a_loop_that_is_known_is_the_known_one(declared):
+    program = Program()
+    loop(program, 0, 1, 7, "LT", per_trip=lambda p: dot(p, 2, 3, 4))
+    module, _ = parse(program.bytes())
+    (at,) = (at for part in module.computations for at in part.instructions if at.opcode == "while")
+    at.backend_config = declared
+    data = module.SerializeToString()
+    assert read_hlo(data, platform="cpu", trips={"while.1": 7}).loops[0].trips == 7
+    with pytest.raises(RejectedError, match="7 trips"):
+        read_hlo(data, platform="cpu", trips={"while.1": 4})
 
 
 def test_a_supplied_name_must_be_a_loop():
