@@ -86,11 +86,19 @@ def structure(module: Module) -> str:
     made: dict[int, bytes] = {}
     inside: dict[int, bytes] = {}
     members: dict[int, list[bytes]] = {}
+    shapes: dict[int, str] = {}  # by identity: alike shapes of a module are one
     for at in module.walk():  # callees and operands come first
-        proto = at.proto
-        parts = [at.opcode, str(at.shape), proto.fusion_kind, proto.custom_call_target, str(proto.parameter_number),
-                 str(proto.tuple_index)]  # fmt: skip
-        found = hashlib.blake2b("\0".join(parts).encode(), digest_size=16)
+        more = ""
+        if at.opcode in ("parameter", "get-tuple-element"):
+            more = str(at.number)
+        elif at.opcode == "fusion":
+            more = at.proto.fusion_kind
+        elif at.opcode == "custom-call":
+            more = at.proto.custom_call_target
+        shape = shapes.get(id(at.shape))
+        if shape is None:
+            shape = shapes[id(at.shape)] = str(at.shape)
+        found = hashlib.blake2b(f"{at.opcode}\0{shape}\0{more}".encode(), digest_size=16)
         for operand in at.operands:
             found.update(made[operand.id])
         for called in at.called:

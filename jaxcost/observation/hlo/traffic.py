@@ -275,11 +275,13 @@ def read_traffic(module: Module, executions: Executions, places: Places, keep: i
     """Traffic of the module; the `keep` instructions that move most are listed."""
     counts = executions.counts()
     stored, logical = _Fusions(_stored), _Fusions(_logical)
+    shapes = {id(at.shape): at.shape for at in module.walk()}.values()
+    padded = any(shape.bytes != shape.logical_bytes for shape in shapes)
     moves: list[Move] = []
     own: dict[int, dict[tuple[str, ...], int]] = {}
     for at in moving(module, counts):
         read, written, chip = _moved(at, stored)
-        padding = read + written + chip - sum(_moved(at, logical))
+        padding = read + written + chip - sum(_moved(at, logical)) if padded else 0
         place = places.of(at)
         category = category_of(at)
         moves.append(

@@ -393,8 +393,13 @@ class Executions:
                         result[key] = result.get(key, ZERO) + total
                     continue
                 for number, times in site.runs:
-                    for key, total in sums[number].items() if times != ZERO else ():
-                        result[key] = result.get(key, ZERO) + total.times(times)
+                    found = sums[number]
+                    if not found or times.maximum == 0:
+                        continue
+                    for key, total in found.items():
+                        more = total if times is ONE else total.times(times)
+                        before = result.get(key)
+                        result[key] = more if before is None else before + more
             sums.append(result)
         return sums
 
