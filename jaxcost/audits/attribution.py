@@ -186,7 +186,7 @@ class _Reader:
         self.evidence, self.graph, self.reading = evidence, evidence.graph, evidence.reading
         self.counts = self.graph.executions.counts()
         names = self.graph.module.proto.stack_frame_index.file_names
-        self.accounts = _Accounts(Stacks(self.graph.module), short_paths(names))
+        self.accounts = _Accounts(evidence.stacks, short_paths(names))
         # computation -> column -> place -> bytes or FLOPs of one execution
         self.once: dict[int, list[dict[int, int]]] = {}
         self.unknown: list[tuple[int, int, str]] = []

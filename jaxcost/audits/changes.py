@@ -145,7 +145,7 @@ def _narrow(replay: Replay) -> Iterator[Change]:
             if replay.evidence.platform == "cpu" and not made.op_name:
                 continue  # the CPU compiler widens bf16 by itself: no change of the program takes that out
             shape = held.at.shape.at(held.index)
-            where = nearest_source(replay.evidence.graph.module, made) or made.name
+            where = nearest_source(replay.evidence, made) or made.name
             groups[where, narrow, shape.dtype if shape is not None else ""].append(held)
     for (where, narrow, wide), found_ in groups.items():
         edits = tuple(whole(h, h.bytes * _BITS[narrow] // _BITS[wide]) for h in found_)
@@ -273,7 +273,7 @@ def _chunk(replay: Replay) -> Iterator[Change]:
         return
     at = alike[0].at
     assert at is not None
-    where = nearest_source(replay.evidence.graph.module, at) or at.name
+    where = nearest_source(replay.evidence, at) or at.name
     yield Change(
         "chunk", where, f"compute what {where} makes in {_CHUNKS} pieces, one after the other",
         f"{len(alike)} arrays of {size} elements are at work at the peak: {sum(h.bytes for h in alike)} bytes", "upper",

@@ -31,7 +31,6 @@ from jaxcost.observation.hlo.schema import Proto
 from jaxcost.observation.hlo.scope import names_of, primitive_of
 from jaxcost.observation.hlo.shapes import bits_of
 from jaxcost.observation.hlo.trips import Total
-from jaxcost.observation.sections import short_path
 
 WIRE = "bytes that one device sends, all members of its group in a ring"
 INSIDE, BETWEEN = "inside", "between"
@@ -119,6 +118,7 @@ class _Row:
     link: str | None
     nodes: int | None
     crossing: int | None
+    source: str
 
     @property
     def id(self) -> int:
@@ -150,7 +150,7 @@ class _Row:
             "link": self.link, "nodes": self.nodes,
             "pairs": len(row.groups) if row.kind in _PAIRED and row.groups else None,
             "pairs_between": self.crossing, "scope": row.scope, "phase": row.phase, "op_name": row.op_name,
-            "channel": row.channel, "source": short_path(row.source),
+            "channel": row.channel, "source": self.source,
         }  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def _note(evidence: Evidence, rows: list[_Row], notes: Notes) -> None:
         if found.executions.minimum is None:
             notes.unknown(
                 found.name, "collective", f"how often it runs is unknown: {found.executions.reason}",
-                scope=found.scope, source=short_path(found.source),
+                scope=found.scope, source=row.source,
             )  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def _row(evidence: Evidence, found: Collective, named: Mapping[str, int], casts:
         link = INSIDE
     return _Row(
         found, axes, along, reason, operand, result, found.operand_bytes, dtype, user, wire, wire_reason, link, nodes,
-        crossing,
+        crossing, evidence.user_source(at),
     )  # fmt: skip
 
 

@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jaxcost.audits.given import checked_mesh, checked_trips, of_devices
 from jaxcost.observation.hlo import Graph, HloReading, Total, read_graph
 from jaxcost.observation.hlo.flops import FlopCount, count_flops
+from jaxcost.observation.hlo.frames import Stacks, user_frame
+from jaxcost.observation.hlo.module import Instruction
+from jaxcost.observation.sections import short_path
 from jaxcost.observation.sources import Program
+from jaxcost.observation.sources.files import module_facts
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,19 @@ class Evidence:
     def work(self) -> FlopCount:
         """What the program computes, counted once for all sections."""
         return count_flops(self.reading, self.graph)
+
+    @cached_property
+    def stacks(self) -> Stacks:
+        """The Python stacks of the module's instructions."""
+        return Stacks(self.graph.module)
+
+    def user_source(self, at: Instruction) -> str:
+        """`file:line` of the innermost call in the program's own code that made an instruction, '' without.
+
+        Where all of its stack is in installed packages it is the innermost line of those.
+        """
+        frame = user_frame(self.stacks.of(at))
+        return short_path(f"{frame.file}:{frame.line}" if frame is not None else self.graph.module.source(at))
 
 
 @dataclass
@@ -66,8 +84,12 @@ def gather(
         trips: counts by while-instruction name, for loops that depend on run-time values.
 
     Raises:
-        RejectedError: the bytes are not one whole, consistent module.
+        RejectedError: the bytes are not one whole, consistent module. The mesh has another number of devices. A count
+            is of no loop, or of one that the program counts otherwise.
     """
+    mesh, trips = checked_mesh(mesh), checked_trips(trips)
+    if mesh is not None:
+        of_devices(mesh, module_facts(program.hlo).device_count)
     axes = dict(mesh if mesh is not None else program.lowered.mesh if program.lowered else program.mesh)
     target = program.target
     per_island = None

@@ -55,7 +55,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         "elementwise_products": value(work.elementwise_products, "elementwise_products"),
         "conventions": sorted({row.convention for row in work.rows if row.basis == "convention"}),
         "instructions": len(work.rows),
-        "rows": [{**_row(row), "weight": weights.label(row)} for row in listed[:LISTED]],
+        "rows": [{**_row(row, evidence), "weight": weights.label(row)} for row in listed[:LISTED]],
         "reasons": reasons,
     }  # fmt: skip
 
@@ -82,10 +82,11 @@ def amount_value(amount: Amount) -> int | dict[str, int] | None:
     return amount.minimum if amount.value is not None else {"minimum": amount.minimum, "maximum": amount.maximum}
 
 
-def _row(row: FlopRow) -> dict[str, Any]:
+def _row(row: FlopRow, evidence: Evidence) -> dict[str, Any]:
+    source = evidence.user_source(evidence.graph.module.instructions[row.id]) if row.source else ""
     return {
         "name": row.name, "target": row.target or row.opcode, "class": row.kind, "basis": row.basis,
-        "convention": row.convention, "scope": row.scope, "phase": row.phase, "source": short_path(row.source),
+        "convention": row.convention, "scope": row.scope, "phase": row.phase, "source": source,
         "op_name": row.op_name, "operands": list(row.operands), "result": row.result, "dtype": row.dtype,
         "flops": row.flops, "logical_flops": row.logical_flops, "active_flops": row.active_flops,
         "executions": number(row.executions), "total": number(row.total), "precision": row.precision,

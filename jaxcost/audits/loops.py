@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.observation.hlo.trips import ZERO, Loop, Total
-from jaxcost.observation.sections import interval, short_path
+from jaxcost.observation.sections import interval
 
 NAMED = 8  # loops with a finding of their own
 _FLOPS = "flops"
@@ -38,7 +38,7 @@ def section(evidence: Evidence, notes: Notes) -> list[dict[str, Any]]:
         reason = loop.reason or per_trip.reason
         row = {
             "name": loop.instruction, "op_name": loop.op_name, "scope": where.scope, "phase": where.phase,
-            "source": short_path(loop.line), "computation": loop.computation, "body": loop.body,
+            "source": evidence.user_source(at) if loop.line else "", "computation": loop.computation, "body": loop.body,
             "trips": _trips(loop), "minimum": loop.minimum, "maximum": loop.maximum, "reason": reason,
             "count_from": loop.source, "entries": interval(loop.entries), "total_trips": interval(loop.total),
             "flops_per_trip": interval(per_trip), "flops": interval(in_all), "state_bytes": loop.state_bytes,

@@ -32,12 +32,22 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
     found = {f.name: plain(getattr(memory, f.name), values) for f in fields(memory) if f.name != "live"}
     arguments, _ = bound_arguments(evidence)
     given, possible = donation(evidence, notes)
+    drawn = (found["timeline"] or {}).get("buffers", {}).values()
+    wanted = {name for row in memory.live for name in (row.value, row.instruction)}
+    wanted.update(row["instruction"] for row in drawn)
+    made = {at.name: at for at in evidence.graph.module.walk() if at.name in wanted}
+    for row in drawn:
+        at = made.get(row["instruction"])
+        if row["source"] and at is not None:
+            row["source"] = evidence.user_source(at) or row["source"]
     known = memory.live_peak_bytes is not None
     if not known and memory.temp_bytes != 0:
         notes.unknown("live peak", "memory", memory.reasons.get("live_peak_bytes", "no heap trace"))
     return {
         **found,
-        "at_peak": [plain(row, values) for row in memory.live],
+        "at_peak": [
+            {**plain(row, values), "source": residents.buffer_source(evidence, made, row)} for row in memory.live
+        ],
         "by_class": residents.by_class(memory.live) if known else None,
         "by_source": residents.by_source(evidence, memory.live) if known else None,
         "by_space": residents.spaces(evidence),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxcost.audits.arguments import DEVICE_SPACE, HOST_SPACE, Bound, returned
@@ -83,7 +83,7 @@ def constants(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         rows.append({
             "name": at.name, "shape": str(at.shape), "bytes": at.shape.bytes, "digest": digest[:16],
             "captured": own if lowered is not None and lowered.jaxpr is not None else None,
-            "source": nearest_source(module, at),
+            "source": nearest_source(evidence, at),
         })  # fmt: skip
     for row in rows:
         row["copies"] = sum(1 for d, found in digests.items() if d.startswith(row["digest"]) for _ in found)
@@ -240,7 +240,7 @@ def loop_copies(evidence: Evidence, notes: Notes) -> list[dict[str, Any]]:
                     "shape": str(operand.shape), "bytes": operand.shape.bytes,
                     "executions": times[operand.computation.id].value,
                     "at_peak": operand.name in live if memory.live_peak_bytes is not None else None,
-                    "why": _why(module, copy, where), "source": nearest_source(module, operand),
+                    "why": _why(module, copy, where), "source": nearest_source(evidence, operand),
                 })  # fmt: skip
     rows.sort(key=lambda row: -row["bytes"])
     by_loop: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -329,14 +329,14 @@ def by_source(evidence: Evidence, live: Iterable[LiveBuffer]) -> list[dict[str, 
     that of the nearest instruction for which the compiler kept one.
     """
     module = evidence.graph.module
-    wanted = {b.value or b.instruction for b in live if not b.source}
+    wanted = {name for b in live for name in (b.value, b.instruction)}
     at_name = {at.name: at for at in module.walk() if at.name in wanted}
     sums: dict[tuple[str, str], list[Any]] = {}
     for b in live:
-        source, inferred = short_path(b.source), False
+        source, inferred = buffer_source(evidence, at_name, b), False
         if not source and b.kind not in ("parameter", "constant"):
             at = at_name.get(b.value or b.instruction)
-            source = nearest_source(module, at) if at is not None else ""
+            source = nearest_source(evidence, at) if at is not None else ""
             inferred = bool(source)
         kind = "argument" if b.kind == "parameter" else "constant" if b.kind == "constant" and not source else "line"
         row = sums.setdefault((kind, source), [0, 0, 0, 0, ""])
@@ -352,15 +352,24 @@ def by_source(evidence: Evidence, live: Iterable[LiveBuffer]) -> list[dict[str, 
     ]  # fmt: skip
 
 
-def nearest_source(module: Module, at: Instruction) -> str:
-    """Return the line of an instruction, or that of the nearest one around it that has one; '' without."""
+def buffer_source(evidence: Evidence, at_name: Mapping[str, Instruction], buffer: LiveBuffer) -> str:
+    """Return the user's line behind a buffer that has a line: that of its value or of what defines its memory."""
+    for name in (buffer.value, buffer.instruction) if buffer.source else ():
+        at = at_name.get(name)
+        if at is not None and evidence.graph.module.source(at) == buffer.source:
+            return evidence.user_source(at)
+    return short_path(buffer.source)
+
+
+def nearest_source(evidence: Evidence, at: Instruction) -> str:
+    """Return the user's line of an instruction, or that of the nearest one around it that has one; '' without."""
     seen, front = {at.id}, [at]
     while front and len(seen) < _NEIGHBOURS:
         ahead: list[Instruction] = []
         for here in front:
-            found = module.source(here)
+            found = evidence.user_source(here)
             if found:
-                return short_path(found)
+                return found
             near = [*here.users[:_NEIGHBOURS], *here.operands[:_NEIGHBOURS]]
             if here.opcode in ("fusion", "call", "async-start") and here.called:
                 near.append(here.called[0].root)
