@@ -20,6 +20,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Self
 
+from jaxcost.audits.given import checked_mesh, checked_trips
 from jaxcost.contracts.errors import reject
 from jaxcost.observation.pool import Pool, Reply, Request, request_for
 from jaxcost.observation.targets import LARGEST_DEVICE_COUNT, Target, parse_target, require
@@ -188,9 +189,12 @@ def audit(
         "static_argnames": static_argnames, "in_shardings": in_shardings, "out_shardings": out_shardings,
         "keep_unused": keep_unused,
     }  # fmt: skip
+    mesh, trips = checked_mesh(mesh), checked_trips(trips)
+    if pool is not None and not isinstance(pool, Pool):
+        raise reject("pool", pool, "is no pool of workers", 'give jaxcost.observation.pool.Pool(allow=("jaxcost.audits",))')
     found = parse_target(target)
     require(found)
-    more = {"mesh": dict(mesh) if mesh else None, "trips": dict(trips) if trips else None}
+    more = {"mesh": mesh, "trips": trips}
     stage = stages.stage_of(function)
     if stage is not None:
         if args or keywords or any(value is not None for value in options.values()):
@@ -242,8 +246,7 @@ def named_request(
     found = parse_target(target)
     require(found)
     payload = {
-        "function": name, "target": target, "folder": folder,
-        "mesh": dict(mesh) if mesh else None, "trips": dict(trips) if trips else None,
+        "function": name, "target": target, "folder": folder, "mesh": checked_mesh(mesh), "trips": checked_trips(trips),
     }  # fmt: skip
     devices = min(found.device_count, LARGEST_DEVICE_COUNT["cpu"])
     return Request(

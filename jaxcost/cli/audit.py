@@ -82,7 +82,7 @@ def audit(
     _check(path, name, targets, {**parameters, "html": html, "export": export, "save": save})
     against = parameters["against"]
     recorded, bounds = _recorded(against, parameters["bounds"])
-    mesh = _table(parameters["mesh"].split(","), _AXIS, "--mesh", "AXIS=N") if parameters["mesh"] else None
+    mesh = _table(parameters["mesh"].split(","), _AXIS, "--mesh", "AXIS=N") if parameters["mesh"] is not None else None
     trips = _table(parameters["trips"], _TRIPS, "--trips", "LOOP=N") if parameters["trips"] else None
     from jaxcost.audits.audit import ALLOWED
     from jaxcost.observation.pool import Pool

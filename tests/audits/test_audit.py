@@ -294,3 +294,26 @@ def test_nothing_of_this_process_is_changed(pool):
     audit = jaxcost.audit(step, *ARGUMENTS, target="cpu:4", pool=pool)
     assert dict(os.environ) == before and jax.config.values == flags
     assert audit.data["program"]["target"]["device_count"] == 4 and len(jax.devices()) == 8
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mesh": [("a", 2)]}, {"mesh": "a=2"}, {"mesh": {"a": 0}}, {"mesh": {"a": -1}}, {"mesh": {1: 2}},
+        {"mesh": {"a": 2.5}}, {"mesh": {"a": True}}, {"trips": 4}, {"trips": {"while.5": -4}},
+        {"trips": {"while.5": 2.5}}, {"trips": {"while.5": 2**80}}, {"pool": 3},
+    ],
+)  # fmt: skip
+def test_what_is_given_beside_the_program_is_refused_by_its_name(pool, given):
+    (name,) = given
+    with pytest.raises(RejectedError) as error:
+        jaxcost.audit(lambda x: x @ x, shape(8, 8), **{"pool": pool, **given})
+    assert error.value.problems[0].path.startswith(name)
+
+
+def test_a_function_that_leaves_does_not_end_the_caller(pool):
+    def leaves(x):
+        raise SystemExit(0)
+
+    with pytest.raises(RejectedError, match="SystemExit"):
+        jaxcost.audit(leaves, shape(8, 8), pool=pool)

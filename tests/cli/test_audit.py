@@ -120,13 +120,15 @@ def test_a_dump_is_audited_by_its_largest_module_another_or_all(run, dumped, tar
 
 
 @pytest.mark.parametrize("proto", [True, False])
-def test_one_file_is_audited_with_what_lies_beside_it(run, dumped, proto):
+def test_one_file_is_audited_with_what_lies_beside_it(run, dumped, proto, capsys):
     ending = "hlo.pb" if proto else "txt"
     (path,) = dumped(proto=proto).glob(f"*jit_step.cpu_after_optimizations.{ending}")
     data = run(path)
     assert data["flops"]["total"] == FLOPS and data["program"]["platform"] == "cpu"
     assert data["memory"]["required_bytes"] == run(dumped())["memory"]["required_bytes"]
     assert (data["memory"]["live_peak_bytes"] is None) == (not proto)
+    assert main(["audit", str(path), "--mesh", "data=7"]) == 2
+    assert "has 7 devices, and the module is for 1" in capsys.readouterr().err
     run(path, "--strict", code=0 if proto else 1)
     bare = path.rename(path.with_name("program.bin"))
     try:
@@ -225,6 +227,8 @@ def test_pages_and_exports_are_written(run, tmp_path, capsys):
         (("mine.py", "--target", "cpu:1", "--target", "cpu:2"), 2, "of one target"),
         (("mine.py", "--mesh", "data"), 2, "not of the form"),
         (("mine.py", "--mesh", "a=2,a=2"), 2, "named twice"),
+        (("mine.py", "--mesh", ""), 2, "not of the form"),
+        (("--function", "mine:named", "--mesh", "data=0"), 2, "size of 1 or more"),
         (("mine.py", "--trips", "x"), 2, "not of the form"),
         (("mine.py", "--timeout", "0"), 2, "whole number"),
         (("mine.py", "--against", "none"), 3, "no such file"),
