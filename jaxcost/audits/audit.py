@@ -191,7 +191,7 @@ def audit(
     }  # fmt: skip
     mesh, trips = checked_mesh(mesh), checked_trips(trips)
     if pool is not None and not isinstance(pool, Pool):
-        raise reject("pool", pool, "is no pool of workers", 'give jaxcost.observation.pool.Pool(allow=("jaxcost.audits",))')
+        raise reject("pool", pool, "is no pool of workers", 'give one: Pool(allow=("jaxcost.audits",))')
     found = parse_target(target)
     require(found)
     more = {"mesh": mesh, "trips": trips}
@@ -252,6 +252,22 @@ def named_request(
     return Request(
         f"{TASKS}:audit_named", payload, kind=found.family, cpu_devices=devices, label=f"{name} {found.text}"
     )
+
+
+def named_audits(name: str, targets: Sequence[str], pool: Pool, **more: Any) -> list[Audit]:
+    """Return the audits of a function named for the command line, one for each target.
+
+    A bare `cpu` has as many devices as the program, as in `audit`: a program for several is lowered and compiled again
+    by a worker that has them. `more`: as in `named_request`.
+
+    Raises:
+        RejectedError, UnavailableError, WorkerError: as `audit` does; of the first target that cannot be audited.
+    """
+    values = replies(pool, [named_request(name, target, **more) for target in targets])
+    for index, value in enumerate(values):
+        if "devices" in value:
+            (values[index],) = replies(pool, [named_request(name, f"cpu:{value['devices']}", **more)])
+    return [audited(value) for value in values]
 
 
 def fitting(target: Target, devices: int, *, bare: bool) -> Target:

@@ -8,14 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from jaxcost.audits.given import checked_mesh, checked_trips, of_devices
-from jaxcost.audits.given import checked_mesh, checked_trips, of_devices
 from jaxcost.observation.hlo import Graph, HloReading, Total, read_graph
 from jaxcost.observation.hlo.flops import FlopCount, count_flops
 from jaxcost.observation.hlo.frames import Stacks, user_frame
 from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.sections import short_path
 from jaxcost.observation.sources import Program
-from jaxcost.observation.sources.files import module_facts
 from jaxcost.observation.sources.files import module_facts
 
 

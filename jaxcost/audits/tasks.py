@@ -36,12 +36,17 @@ def audit_named(payload: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         payload: `function` (`module:name`), `target`, `folder` (put on the path), and as in `audit_module`.
+
+    Returns:
+        The audit; of a program for several devices and a bare `cpu`, their number alone (`devices`).
     """
     from jaxcost.observation.sources.compiled import compile_program
     from jaxcost.observation.sources.named import lower_named
 
     target = parse_target(payload["target"])
     lowered, module = lower_named(payload["function"], target, folder=payload["folder"], mesh=payload.get("mesh"))
+    if payload["target"] == "cpu" and module.device_count > 1:
+        return {"devices": module.device_count}
     return _audited(compile_program(lowered, module, target), payload)
 
 

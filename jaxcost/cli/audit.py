@@ -197,10 +197,9 @@ def _table(parts: Any, form: re.Pattern[str], option: str, shape: str) -> dict[s
 def _functions(
     name: str, targets: tuple[str, ...], mesh: Mapping[str, int] | None, trips: Mapping[str, int] | None, pool: Pool
 ) -> list[Audit]:
-    from jaxcost.audits.audit import audited, named_request, replies
+    from jaxcost.audits.audit import named_audits
 
-    requests = [named_request(name, text, folder=str(Path.cwd()), mesh=mesh, trips=trips) for text in targets]
-    return [audited(reply) for reply in replies(pool, requests)]
+    return named_audits(name, targets, pool, folder=str(Path.cwd()), mesh=mesh, trips=trips)
 
 
 def _recorded(against: Path | None, texts: tuple[str, ...]) -> tuple[dict[str, Any] | None, dict[str, Any]]:

@@ -36,6 +36,10 @@ def over_a_mesh():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     return step, shapes((512, 256), sharding=NamedSharding(mesh, P("data")))
 
+def over_an_abstract_mesh():
+    mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    return step, shapes((512, 256), sharding=NamedSharding(mesh, P("data")))
+
 def traced():
     return jax.jit(step).trace(*shapes())
 
@@ -170,6 +174,14 @@ def test_a_mesh_of_the_named_function_has_the_devices_of_the_target(run, target)
     assert [row["axes"] for row in data["collectives"]] == [["data"]]
     other = run("--function", "mine:over_a_mesh", "--target", target, "--mesh", "x=2,y=4")
     assert other["program"]["mesh"] == {"x": 2, "y": 4} and other["collectives"][0]["axes"] == ["x", "y"]
+
+
+def test_a_bare_cpu_has_the_devices_of_the_program(run, capsys):
+    data = run("--function", "mine:over_an_abstract_mesh")
+    assert data["program"]["target"]["text"] == "cpu:4" and data["collectives"][0]["axes"] == ["data"]
+    run("--function", "mine:over_an_abstract_mesh", "--target", "cpu:1", code=2, text=True)
+    assert main(["audit", "--function", "mine:over_a_mesh"]) == 2
+    assert "--target cpu:8" in capsys.readouterr().err
 
 
 def test_trips_of_a_loop_can_be_given(run):

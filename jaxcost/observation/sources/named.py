@@ -124,4 +124,7 @@ def _raised(name: str, doing: str, error: BaseException) -> RejectedError:
             where = f" ({file.rpartition('/')[2]}, line {trace.tb_lineno})"
         trace = trace.tb_next
     said = f"{type(error).__name__}: {first_line(error)}"
-    return reject(_OPTION, name, f"it raises at its {doing}: {said}{where}", "make it run in Python first")
+    remedy = "make it run in Python first"
+    if "device" in said and "jax" in sys.modules and sys.modules["jax"].device_count() == 1:
+        remedy += "; a mesh of devices needs a target that has them, --target cpu:8"
+    return reject(_OPTION, name, f"it raises at its {doing}: {said}{where}", remedy)
