@@ -60,7 +60,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         "loop_copies": residents.loop_copies(evidence, notes),
         "twice": residents.twice(evidence, arguments, notes),
         "rematerialisation": rematerialisation(evidence, notes),
-        "savings": savings(evidence, possible, given["arguments"]),
+        "savings": savings(evidence, possible, given["arguments"], notes),
     }
 
 

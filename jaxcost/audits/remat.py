@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from jaxcost.audits.blocks import block_checkpoints
 from jaxcost.audits.replay import Change, Edit, Held, Replay
 from jaxcost.observation.hlo.flow import Slot, Value
 from jaxcost.observation.hlo.module import Computation, Instruction
@@ -39,7 +40,8 @@ def checkpoints(replay: Replay) -> Iterator[Change]:
     for identity, found in stacks.items():
         yield from _loop(replay, replay.evidence.graph.module.instructions[identity], chains[identity], found)
     if replay.evidence.platform != "cpu":
-        yield from _regions(replay, single)
+        regions = list(_regions(replay, single))
+        yield from regions or block_checkpoints(replay, single)
 
 
 def _stacking(replay: Replay, held: Held) -> tuple[Slot, tuple[Slot, ...]] | None:

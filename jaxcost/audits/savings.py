@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxcost.audits.blocks import undone, waiting
 from jaxcost.audits.changes import changes
 from jaxcost.audits.donation import Possible
-from jaxcost.audits.evidence import Evidence
+from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.audits.replay import Replay
 
 MOST = 10
@@ -15,8 +16,9 @@ _SHARE = 1000  # a saving below a thousandth of the peak is not shown
 
 
 def savings(
-    evidence: Evidence, possible: Mapping[str, list[Possible]], given: Sequence[Mapping[str, Any]] = ()
-) -> dict[str, Any]:
+    evidence: Evidence, possible: Mapping[str, list[Possible]], given: Sequence[Mapping[str, Any]] = (),
+    notes: Notes | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return the changes that would lower the peak most, at most ten, the largest first. `given` are the rows of the
     section on donation.
 
@@ -27,6 +29,8 @@ def savings(
         reason = evidence.reading.memory.reasons.get("live_peak_bytes", "the heap trace does not give the peak")
         return {"peak_bytes": evidence.reading.memory.live_peak_bytes, "rows": [], "reason": reason}
     before = replay.peak()
+    if notes is not None:
+        _on_checkpoints(replay, notes)
     rows: list[dict[str, Any]] = []
     for change in changes(replay, possible, given):
         after = replay.peak(change.edits, change.resident)
@@ -51,3 +55,21 @@ def savings(
     once = {(row["kind"], row["target"]): row for row in reversed(rows)}
     rows = [row for row in rows if once[row["kind"], row["target"]] is row]
     return {"peak_bytes": before, "rows": rows[:MOST], "reason": None}
+
+
+def _on_checkpoints(replay: Replay, notes: Notes) -> None:
+    """A checkpoint that lowers nothing, and why none is proposed where it would be undone."""
+    kept, peak = undone(replay), replay.peak()
+    if kept * _SHARE >= peak * 10:
+        text = (
+            f"{kept} bytes that a checkpoint makes again lie in memory since before the backward pass: the compiler "
+            "merged the recomputation with what it repeats, and the checkpoint lowers nothing here"
+        )
+        notes.find("checkpoint", text, bytes=kept)
+    saved = waiting(replay)
+    if replay.evidence.platform == "cpu" and saved * 10 >= peak:
+        text = (
+            f"{saved} bytes outside loops wait for the backward pass at the peak; no checkpoint is proposed for them, "
+            "as the CPU compiler undoes one in straight-line code: audit for the device it is to run on"
+        )
+        notes.find("checkpoint", text, bytes=saved)

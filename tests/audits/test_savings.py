@@ -136,6 +136,34 @@ def test_the_cpu_undoes_such_a_checkpoint_and_none_is_proposed(pool):
     assert before["live_peak_bytes"] - after["live_peak_bytes"] < before["live_peak_bytes"] // 10
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_that_the_cpu_undoes_a_checkpoint_is_said(pool, checkpoint):
+    found = audit(*(blocks(checkpoint)[0], *blocks(checkpoint)[1]), pool=pool).findings
+    (text,) = [f["text"] for f in found if f["kind"] == "checkpoint"]
+    assert ("lowers nothing here" if checkpoint else "no checkpoint is proposed") in text
+
+
+@pytest.mark.cuda
+def test_a_checkpoint_of_blocks_told_by_their_weights(pool):
+    def program(checkpoint):
+        def layer(x, p):
+            return x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+
+        def loss(blocks, head, x):
+            for p in blocks:
+                x = (jax.checkpoint(layer) if checkpoint else layer)(x, p)
+            return (jnp.tanh(x @ head) ** 2).mean()
+
+        weights = {"up": array(256, 1024), "down": array(1024, 256)}
+        return jax.grad(loss, argnums=(0, 1)), ([weights] * 4, array(256, 256), array(4096, 256))
+
+    before, after = (audit(f, *a, target="h100", pool=pool).memory for f, a in map(program, (False, True)))
+    (row,) = rows_of(before, "checkpoint").values()
+    assert row["target"] == "blocks[*]" and row["bound"] == "estimate"
+    assert "3 blocks" in row["derivation"]  # the backward pass of the last begins as its forward ends
+    assert before["live_peak_bytes"] - after["live_peak_bytes"] > 0 and row["saves_bytes"] > 0
+
+
 @pytest.mark.cuda
 def test_a_stack_kept_in_its_own_type(pool):
     def program(narrow):
