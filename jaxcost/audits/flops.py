@@ -10,6 +10,7 @@ from jaxcost.audits.weights import Weights
 from jaxcost.observation.hlo.amounts import Amount
 from jaxcost.observation.hlo.flops import FlopCount, FlopRow, Unknown
 from jaxcost.observation.hlo.primitives import count_primitives
+from jaxcost.observation.hlo.trips import ZERO
 from jaxcost.observation.sections import short_path
 
 LISTED = 100  # instructions listed one by one, largest first; the sums hold all of them
@@ -56,6 +57,9 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         "conventions": sorted({row.convention for row in work.rows if row.basis == "convention"}),
         "instructions": len(work.rows),
         "rows": [{**_row(row, evidence), "weight": weights.label(row)} for row in listed[:LISTED]],
+        "not_listed": {
+            "count": len(listed[LISTED:]), "total": number(sum((row.total for row in listed[LISTED:]), ZERO)),
+        },
         "reasons": reasons,
     }  # fmt: skip
 

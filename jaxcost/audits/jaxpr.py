@@ -9,7 +9,7 @@ said so: no reason is ever made from the difference itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -78,9 +78,16 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any] | None:
         ],
         "operations": dict(data.get("operations", {})), "kernels": list(data.get("kernels", [])),
         "equations": len(data["rows"]), "rows": [_row(row) for row in largest[:LISTED]],
+        "not_listed": _rest(largest[LISTED:]),
         "opaque": [_row(row) for row in data["opaque"]], "unknowns": list(data["unknowns"]),
         "devices": devices, "differences": differences,
     }  # fmt: skip
+
+
+def _rest(rows: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
+    """How many equations are in no row, and their FLOPs; null where one of them has no exact number."""
+    totals = [row["total"] for row in rows]
+    return {"count": len(rows), "total": None if None in totals else sum(totals)}
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:

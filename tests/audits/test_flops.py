@@ -143,3 +143,15 @@ def test_only_the_largest_are_listed_and_the_sums_hold_all(monkeypatch):
     section, _, _ = audited(program)
     assert [row["flops"] for row in section["rows"]] == [60, 48]
     assert section["instructions"] == 5 and section["total"] == 12 * 15
+
+
+def test_rows_that_are_not_listed_are_counted_and_summed(monkeypatch):
+    program = ByHand()
+    program.computation("entry")
+    for columns in (1, 2, 3):
+        dot(program, 2, 3, columns)
+    assert audited(program)[0]["not_listed"] == {"count": 0, "total": 0}
+    monkeypatch.setattr(flops, "LISTED", 1)
+    section, _, _ = audited(program)
+    assert [row["total"] for row in section["rows"]] == [36]
+    assert section["not_listed"] == {"count": 2, "total": 12 + 24}
