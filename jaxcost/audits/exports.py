@@ -84,16 +84,17 @@ def trace(document: Mapping[str, Any]) -> dict[str, Any]:
         RejectedError: the audit has no timeline.
     """
     timeline = document["memory"].get("timeline")
-    if not timeline or not timeline["points"]:
+    if not timeline:
         reasons = document["memory"].get("reasons") or {}
-        raise reject(
-            "export", None, "an audit with a timeline of memory", reasons.get("timeline", "dump the module with it")
-        )
+        reason = reasons.get("timeline") or reasons.get("live_peak_bytes")
+        rule = "the audit has no timeline of memory" + (f": {reason}" if reason else "")
+        remedy = "dump the module as proto with its buffer assignment (--xla_dump_hlo_as_proto), or give the function"
+        raise reject("export", str(document["program"]["name"]), rule, remedy)
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": _COUNTERS, "tid": 0, "name": "process_name",
          "args": {"name": f"{document['program']['name']}: memory of one device"}},
     ]  # fmt: skip
-    points = timeline["points"]
+    points = timeline["points"] or [_held(timeline)]
     classes = sorted({name for point in points for name in point["by_class"]})
     start = points[0]
     for point, after in zip(points, [*points[1:], None], strict=True):
@@ -107,6 +108,15 @@ def trace(document: Mapping[str, Any]) -> dict[str, Any]:
             )  # fmt: skip
             start = after or start
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"unit": "one microsecond is one step"}}
+
+
+def _held(timeline: Mapping[str, Any]) -> dict[str, Any]:
+    """The one moment of a program without temporary memory: what is held throughout."""
+    sizes: dict[str, int] = {}
+    for name in timeline["resident"]:
+        buffer = timeline["buffers"][name]
+        sizes[buffer["class"]] = sizes.get(buffer["class"], 0) + buffer["bytes"]
+    return {"step": 0, "moment": "no temporary memory", "by_class": sizes}
 
 
 _FORMATS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

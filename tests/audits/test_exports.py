@@ -119,3 +119,11 @@ def test_a_profile_says_where_it_shows_only_a_part_or_a_bound(document: dict[str
         part = {**document, "attribution": {"scopes": nodes, "calls": []}}
         (profile,) = json.loads(export_text(part, "x.speedscope.json"))["profiles"]
         assert profile["name"] == f"FLOPs by module, {said}" and profile["endValue"] == (upper or 4)
+
+
+def test_a_program_without_temporary_memory_is_a_trace_of_what_it_holds(document: dict[str, Any]) -> None:
+    buffers = {"r0": {"class": "result", "bytes": 8}, "r1": {"class": "argument", "bytes": 4}}
+    timeline = {"steps": 0, "peak_step": 0, "resident": ["r0", "r1"], "points": [], "buffers": buffers}
+    bare = {**document, "memory": {**document["memory"], "timeline": timeline}}
+    (counter,) = (event for event in json.loads(export_text(bare, "x.trace.json"))["traceEvents"] if event["ph"] == "C")
+    assert counter["args"] == {"argument": 4, "result": 8}
