@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -34,7 +35,12 @@ _ENDED = {
     "timed_out": "it took too long",
     "memory_exceeded": "it took too much memory",
 }
-_ENDED_REMEDY = "raise --timeout or --memory (Pool(timeout_seconds=..., memory_bytes=...)), or audit a smaller program"
+_ENDED_REMEDY = {
+    "crashed": "mend the program, or audit it for another target",
+    "timed_out": "raise --timeout (Pool(timeout_seconds=...)), or audit a smaller program",
+    "memory_exceeded": "raise --memory (Pool(memory_bytes=...)), or audit a smaller program",
+}
+_SAID = re.compile(r"(?:F[0-9]{4} |.*(?:Check failed|terminate called|what\(\):|Assertion|[Ff]atal|error:|Error:)).*")
 
 
 @dataclass(frozen=True)
@@ -285,7 +291,9 @@ def fitting(target: Target, devices: int, *, bare: bool) -> Target:
     return target
 
 
-def replies(pool: Pool, requests: Sequence[Request], remedy: str = _ENDED_REMEDY) -> list[Mapping[str, Any]]:
+def replies(
+    pool: Pool, requests: Sequence[Request], crashed: str = _ENDED_REMEDY["crashed"]
+) -> list[Mapping[str, Any]]:
     """Return what tasks made of programs, in order. A program that ends its compiler is refused like any other.
 
     Raises:
@@ -297,10 +305,20 @@ def replies(pool: Pool, requests: Sequence[Request], remedy: str = _ENDED_REMEDY
         if isinstance(result, Reply):
             values.append(result.value)
         elif result.kind in _ENDED:
-            raise reject(request.label, result.kind, f"{_ENDED[result.kind]} ({result.reason})", remedy)
+            said = _last_words(result.stderr_tail) if result.kind == "crashed" else ""
+            rule = f"{_ENDED[result.kind]} ({result.reason}{'; it said: ' * bool(said)}{said})"
+            remedy = crashed if result.kind == "crashed" else _ENDED_REMEDY[result.kind]
+            raise reject(request.label, result.kind, rule, remedy)
         else:
             result.throw()
     return values
+
+
+def _last_words(text: str) -> str:
+    """What a process that died said of it: the last line that names a failure, else the last before its stack."""
+    lines = [line.strip() for line in text.partition("Fatal Python error")[0].splitlines() if line.strip()]
+    named = [line for line in lines if _SAID.fullmatch(line)]
+    return (named or lines or [""])[-1][:300]
 
 
 def audited(value: Mapping[str, Any]) -> Audit:

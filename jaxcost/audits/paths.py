@@ -107,7 +107,7 @@ def whole(path: Path | None) -> Iterator[None]:
 
 def _value(pool: Pool, request: Request) -> Any:
     """What a worker makes of a file. What ends a worker is the file: XLA's parser of text dies on some damaged ones."""
-    return replies(pool, [request], "raise --timeout or --memory, or dump the module again, as a proto")[0]
+    return replies(pool, [request], "dump the module again, as a proto")[0]
 
 
 def _dump(asked: Asked, pool: Pool, say: Callable[[str], None]) -> tuple[list[Audit], list[Failed]]:

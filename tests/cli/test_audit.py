@@ -51,6 +51,10 @@ whole = (step, shapes())
 class inner:
     def again(): return named()
 
+def aborts():
+    import os
+    os.write(2, b"F0000 file.cc:7] Check failed: that is so\\n")
+    os.abort()
 def number(): return 3
 def raises(): raise KeyError("state")
 def leaves(): raise SystemExit(3)
@@ -262,6 +266,7 @@ def test_pages_and_exports_are_written(run, tmp_path, capsys):
         (("--function", "mine:interrupts_traced"), 2, "KeyboardInterrupt"),
         (("--function", "mine:mute"), 2, "Mute"),
         (("--function", "mine:mute_traced"), 2, "Mute"),
+        (("--function", "mine:aborts"), 2, "it said: F0000 file.cc:7] Check failed: that is so)"),
         (("--function", "mine:raiser"), 2, "mine:raiser"),
         (("--function", "mine:wrong"), 2, "dot_general"),
         (("--function", "mine:named", "--module", "x"), 2, "belongs to a dump"),
