@@ -15,7 +15,7 @@ from jaxcost.audits.exports import TITLES
 from jaxcost.audits.tree import COLUMNS, UNITS, Node, folded, itself
 from jaxcost.report import audit_rows as gather
 from jaxcost.report import audit_sections as sections
-from jaxcost.report.cells import clipped, grid, plain_data
+from jaxcost.report.cells import cleaned, clipped, grid, plain_data
 from jaxcost.report.page import STYLE
 from jaxcost.report.schedule import POLICY, Series, colours, package_file, schedule_frame, schedule_script, script_data
 
@@ -35,7 +35,7 @@ _FRACTIONS = ("0.75", "0.95")
 
 def audit_page(document: Mapping[str, Any]) -> str:
     """Return the page of a `jaxcost.audit.v1` document."""
-    title = f"{gather.title(document)}: audit"
+    title = clipped(f"{gather.title(document)}: audit")
     classes = sections.classes_of(document["memory"])
     scripts = _scripts(document, classes)
     parts = [
@@ -46,7 +46,7 @@ def audit_page(document: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     style = STYLE + package_file("compare.css") + colours(classes) + package_file("audit.css")
     body = "\n".join(part for part in parts if part)
-    return (
+    return cleaned(
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>\n'

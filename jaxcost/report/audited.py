@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,13 +15,25 @@ from jaxcost.audits.tree import COLUMNS, UNITS, most, unbounded
 from jaxcost.report import audit_rows as gather
 from jaxcost.report.console import console, printable, table
 from jaxcost.report.numbers import about, exact
-from jaxcost.report.tables import line
+from jaxcost.report.tables import line as whole_line
 
+LONGEST = 200  # characters of a name
+_LONG = re.compile(rf"\S{{{LONGEST + 1},}}")
 TREE_ROWS, TREE_SHARE = 24, 0.01
 LINES_SHOWN, BUFFERS_SHOWN, LISTED = 8, 8, 12
 _VERDICTS = {"right": "green", "wrong": "bold red", "not_comparable": "yellow", "absent": ""}
 _ORDER = ("wrong", "not_comparable", "right")
 _SIZES = (("bytes", "bytes"), ("flops", "FLOPs"))
+
+
+def line(out: Console, text: str, style: str = "") -> None:
+    """Print a line of text, its names `short`."""
+    whole_line(out, short(text), style)
+
+
+def short(text: str) -> str:
+    """Return a text whose words have at most LONGEST characters: a name may be as long as its author liked."""
+    return _LONG.sub(lambda word: f"{word[0][: LONGEST - 1]}\u2026", text)
 
 
 def show_audit(document: Mapping[str, Any], rows: bool = False) -> None:
@@ -312,7 +325,7 @@ def _findings(out: Console, document: Mapping[str, Any], rows: bool) -> None:
 
 def _row(made: Table, *cells: str | Text) -> None:
     """Add a row of texts: names are the program's own, and a bracket in one is no markup, an escape no command."""
-    made.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells))
+    made.add_row(*(Text(printable(short(cell))) if isinstance(cell, str) else cell for cell in cells))
 
 
 def _some(found: Iterable[Any], rows: bool) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
@@ -12,6 +13,7 @@ MOST_ROWS = 60
 _MOST_COLUMNS = 10
 _MOST_DEEP = 4
 _LONGEST = 400
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def amount(value: Any, unit: str, step: tuple[int, str] | None = None) -> str:
@@ -48,8 +50,14 @@ def unit_of(name: str) -> str:
     return "bytes" if "bytes" in words else "FLOPs" if "flops" in words else ""
 
 
+def cleaned(text: str) -> str:
+    """Return a text without characters that command a terminal or turn the direction of writing: each is one mark."""
+    return _COMMANDS.sub("\ufffd", text)
+
+
 def clipped(text: str, most: int = _LONGEST) -> str:
-    """Return a text that others wrote, no longer than a page can bear."""
+    """Return a text that others wrote, no longer than a page can bear, and `cleaned`."""
+    text = cleaned(text)
     return text if len(text) <= most else f"{text[: most - 1]}\u2026"
 
 

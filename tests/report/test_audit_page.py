@@ -310,3 +310,9 @@ def test_what_moved_against_a_recorded_audit_is_a_section(document: dict[str, An
     assert "what differs" in section and "&lt;b&gt;0" in section and "<b>0" not in section
     same = compare_audits(document, document, against="step.json").to_dict()
     assert "nothing is beyond its bound" in audit_page({**document, "against": same})
+
+
+def test_no_character_of_a_name_commands_a_terminal(document: dict[str, Any]) -> None:
+    name = "a\x1b]0;b\x07\u202ec"
+    page = audit_page({**document, "program": {**document["program"], "name": name, "notes": [name]}})
+    assert not any(c in page for c in "\x1b\x07\u202e") and "a\ufffd]0;b" in page

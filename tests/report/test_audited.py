@@ -191,3 +191,11 @@ def test_the_page_of_documentation_shows_what_is_printed(capsys: pytest.CaptureF
     assert missing_lines(("FLOPs 130 kFLOP ...",), text)
     named = {name for line in PAGE.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}
     assert set(toy) - {"schema", "evidence_class"} <= named
+
+
+def test_a_name_of_any_length_takes_a_few_lines(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    name = "x" * 10_000
+    long = {**document, "program": {**document["program"], "name": name}, "unknowns": [
+        {"what": name, "kind": "kernel", "reason": "none", "scope": name}]}  # fmt: skip
+    text = printed(long, capsys)
+    assert text.count("x" * 50) < 20 and "\u2026" in text and name[:100] in text.replace("\n", "")
