@@ -325,7 +325,7 @@ def _findings(out: Console, document: Mapping[str, Any], rows: bool) -> None:
 
 def _row(made: Table, *cells: str | Text) -> None:
     """Add a row of texts: names are the program's own, and a bracket in one is no markup, an escape no command."""
-    made.add_row(*(Text(printable(short(cell))) if isinstance(cell, str) else cell for cell in cells))
+    made.add_row(*(cell if isinstance(cell, Text) else Text(printable(short(str(cell)))) for cell in cells))
 
 
 def _some(found: Iterable[Any], rows: bool) -> list[Any]:

@@ -199,3 +199,9 @@ def test_a_name_of_any_length_takes_a_few_lines(document: dict[str, Any], capsys
         {"what": name, "kind": "kernel", "reason": "none", "scope": name}]}  # fmt: skip
     text = printed(long, capsys)
     assert text.count("x" * 50) < 20 and "\u2026" in text and name[:100] in text.replace("\n", "")
+
+
+def test_a_cell_of_another_kind_is_shown_as_text(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    first, *rest = document["memory"]["at_peak"]
+    odd = {**document, "memory": {**document["memory"], "at_peak": [{**first, "source": {"odd": 1}}, *rest]}}
+    assert "{'odd': 1}" in printed(odd, capsys)
