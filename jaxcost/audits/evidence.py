@@ -88,8 +88,10 @@ def gather(
             is of no loop, or of one that the program counts otherwise.
     """
     mesh, trips = checked_mesh(mesh), checked_trips(trips)
-    if mesh is not None:
-        of_devices(mesh, module_facts(program.hlo).device_count)
+    if mesh:
+        facts = module_facts(program.hlo)
+        if facts.counted:
+            of_devices(mesh, facts.device_count)
     axes = dict(mesh if mesh is not None else program.lowered.mesh if program.lowered else program.mesh)
     target = program.target
     per_island = None

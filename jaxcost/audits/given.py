@@ -13,7 +13,7 @@ _TRIPS = "write trips={'while.5': 4} in Python, --trips while.5=4 at the termina
 
 
 def checked_mesh(mesh: Any) -> dict[str, int] | None:
-    """Return the axes of a mesh, None where none is given.
+    """Return the axes of a mesh, None where none is given (no axis is a mesh too).
 
     Raises:
         RejectedError: it is no mapping of names to sizes of 1 or more.
@@ -54,4 +54,4 @@ def _checked(name: str, given: Any, least: int, rule: str, remedy: str) -> dict[
     ]
     if problems:
         raise RejectedError(problems)
-    return dict(given) or None
+    return dict(given)

@@ -26,6 +26,13 @@ COMPONENTS = (
 )  # fmt: skip
 
 
+# A source of this package, and not one of a checkout or a project of the same name.
+_PACKAGE = re.compile(
+    r"(?:.*/)(jaxcost/(?:audits|catalog|cli|contracts|observation|papers|planning|prediction|reconciliation|reference"
+    r"|report|verify)/.+)"
+)
+
+
 def known_scopes(case: Case) -> frozenset[str]:
     """Return the names of a case's scope components: those of a layer, and one per group of layers."""
     return frozenset(COMPONENTS) | {f"group{index}" for index in range(len(case.architecture.groups))}
@@ -33,7 +40,7 @@ def known_scopes(case: Case) -> frozenset[str]:
 
 def short_path(path: str) -> str:
     """Return a source path without the directories of the machine: from the package on, or from site-packages on."""
-    match = re.search(r"(?:.*/)?(?:site-packages|dist-packages)/(.+)", path) or re.search(r".*/(jaxcost/.+)", path)
+    match = re.search(r"(?:.*/)?(?:site-packages|dist-packages)/(.+)", path) or _PACKAGE.search(path)
     if match:
         return match[1]
     return path.rsplit("/", 1)[-1] if path.startswith("/") else path
@@ -241,8 +248,9 @@ def plain(value: Any, values: Values) -> Any:
         return value
     # A field named for a word of the language has a trailing underscore here and none in JSON.
     row = {field.name.rstrip("_"): plain(getattr(value, field.name), values) for field in fields(value)}
-    if isinstance(row.get("source"), str):
-        row["source"] = short_path(row["source"])
+    for name in ("source", "line"):
+        if isinstance(row.get(name), str):
+            row[name] = short_path(row[name])
     return row
 
 

@@ -285,7 +285,8 @@ def _active(flops: int, at: Instruction) -> int | None:
     """
     if at.opcode == "convolution":
         groups = diagonal_groups(at)
-        return flops // groups if groups > 1 else None
+        if groups > 1:
+            return flops // groups
     for operand in at.operands[:2]:
         masked = source_of(operand, _SELECT)
         groups = _groups(masked.operands[0]) if masked.opcode == "select" and masked.operands else 0

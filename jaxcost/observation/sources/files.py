@@ -38,10 +38,14 @@ _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"\s*=\s*([0-9]{1,9})')
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """What a module says of itself before it is read: `mesh` by Shardy, `scheduled` after optimisation."""
+    """What a module says of itself before it is read: `mesh` by Shardy, `scheduled` after optimisation.
+
+    `counted`: whether it states its devices; `device_count` is 1 where it does not.
+    """
 
     name: str
     device_count: int
+    counted: bool
     platform: Family | None
     mesh: Mapping[str, int]
     scheduled: bool
@@ -110,7 +114,8 @@ def module_facts(hlo: bytes) -> ModuleFacts:
     devices = max(1, assigned.replica_count) * max(1, assigned.computation_count)
     attributes = {entry.key: entry.value for entry in module.frontend_attributes.map}
     return ModuleFacts(
-        module.name, devices, platform_of(hlo), mesh_axes(attributes.get("xla.sdy.meshes", ""), devices),
+        module.name, devices, module.HasField("device_assignment"), platform_of(hlo),
+        mesh_axes(attributes.get("xla.sdy.meshes", ""), devices),
         module.HasField("schedule"), parts.assignment is not None,
     )  # fmt: skip
 
