@@ -195,6 +195,8 @@ def test_scopes_follow_the_groups_of_the_case():
     [
         ("/a/lib/python3.11/site-packages/optax/_src/transform.py", "optax/_src/transform.py"),
         ("/home/x/checkout/jaxcost/reference/layers.py", "jaxcost/reference/layers.py"),
+        ("/home/x/jaxcost/jaxcost/reference/layers.py", "jaxcost/reference/layers.py"),
+        ("/home/x/jaxcost/tests/test_step.py", "test_step.py"),
         ("/tmp/script.py", "script.py"),
         ("jaxcost/reference/layers.py:12", "jaxcost/reference/layers.py:12"),
         ("", ""),
