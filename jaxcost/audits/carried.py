@@ -43,8 +43,8 @@ def whole(held: Held, size: int) -> Edit:
 def _what(group: Group) -> str:
     """The arrays of a group in words."""
     arrays = len(group.found)
-    text = f"{arrays} argument{'s' * (arrays != 1)} of {group.bytes - group.twice} bytes"
-    return text + (f" and {group.twice} bytes of their new values" if group.twice else "")
+    text = f"{arrays:,} argument{'s' * (arrays != 1)} of {group.bytes - group.twice:,} bytes"
+    return text + (f" and {group.twice:,} bytes of their new values" if group.twice else "")
 
 
 def _offload(replay: Replay, roles: Roles) -> Iterator[Change]:
@@ -78,7 +78,7 @@ def _moments(roles: Roles) -> Iterator[Change]:
         saved = group.bytes - group.bytes * _NARROW_BYTES // width.pop()
         yield Change(
             "dtype", f"first moments ({word})", f"keep {word} in bfloat16 ({option}=jnp.bfloat16 of the optimizer)",
-            f"{_what(group)} have {word} in their paths; in two bytes an element they are {group.bytes - saved}",
+            f"{_what(group)} have {word} in their paths; in two bytes an element they are {group.bytes - saved:,}",
             "estimate", resident=-saved, assumptions=("the update around them is planned as it is",),
         )  # fmt: skip
 
@@ -102,11 +102,13 @@ def _over_devices(replay: Replay, roles: Roles) -> Iterator[Change]:
             count = len(divided)
             saved[devices] = roles.group(divided, "").bytes * (devices - 1) // devices
         before = replay.peak()
-        each = ", ".join(f"{before - replay.peak(resident=-size)} bytes over {n} devices" for n, size in saved.items())
+        each = ", ".join(
+            f"{before - replay.peak(resident=-size):,} bytes over {n} devices" for n, size in saved.items()
+        )
         most = _DEVICES[-1]
         yield Change(
             "shard", label, f"shard {label} over {most} devices, or over {_DEVICES[0]} or {_DEVICES[1]}",
-            f"{count} of {len(found)} arrays have a dimension that divides; a share each saves {each}", "estimate",
+            f"{count:,} of {len(found):,} arrays have a dimension that divides; a share each saves {each}", "estimate",
             resident=-saved[most],
             assumptions=("what is gathered for use, and gradients that are divided too, are not counted",),
         )  # fmt: skip
@@ -140,7 +142,7 @@ def _released(replay: Replay, roles: Roles) -> Iterator[Change]:
     if edits:
         yield Change(
             "release", "gradients", "apply the update of each layer as soon as its gradient is made",
-            f"{len(edits)} gradients of a parameter's size, {waiting} bytes, wait for the update; each would leave "
+            f"{len(edits):,} gradients of a parameter's size, {waiting:,} bytes, wait for the update; each would leave "
             "after the step that makes it, a stack over layers but for one layer", "upper", tuple(edits),
             assumptions=("no norm over all gradients is needed first",),
         )  # fmt: skip
@@ -167,20 +169,18 @@ def _batch(replay: Replay, roles: Roles) -> Iterator[Change]:
     given = [a for a in roles.arguments if a.parameter is not None and batch.times(a.parameter)]
     halves = sum(a.bytes - (a.bytes >> batch.times(a.parameter)) for a in given if a.parameter is not None)
     results = sum(own - (own >> times) for own, times in roles.results_with_batch())
-    what = (
-        f"{len(edits)} buffers of the heap, {grows} bytes, hold the batch, traced from the first dimension of the data"
-    )
-    what += f" (of {unsure} bytes more it cannot be told)" if unsure else ""
+    what = f"{len(edits):,} buffers of the heap, {grows:,} bytes, hold the batch, traced from the first dimension of the data"
+    what += f" (of {unsure:,} bytes more it cannot be told)" if unsure else ""
     if roles.trains and edits and roles.parameters is not None:
         sums = sum(a.bytes for a in roles.parameters.found)
         yield Change(
             "accumulate", "batch", "accumulate gradients over two halves of the batch",
-            f"{what}: these are halved; {sums} bytes of summed gradients are added", "estimate", tuple(edits),
+            f"{what}: these are halved; {sums:,} bytes of summed gradients are added", "estimate", tuple(edits),
             resident=sums, assumptions=("the loop over the halves is planned as the step is",),
         )  # fmt: skip
     yield Change(
         "batch", "batch", f"a batch of {size // 2} instead of {size} a device",
-        f"{what}: these are halved, and {len(given)} arguments and the results that hold it lose {halves + results} "
+        f"{what}: these are halved, and {len(given):,} arguments and the results that hold it lose {halves + results:,} "
         "bytes", "estimate", tuple(edits), resident=-halves - results,
         assumptions=(f"{size}, the first dimension of the data, is the batch", "smaller shapes are planned alike"),
     )  # fmt: skip

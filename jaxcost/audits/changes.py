@@ -19,6 +19,7 @@ from jaxcost.audits.replay import Change, Edit, Held, Replay
 from jaxcost.audits.residents import copied_by, nearest_source
 from jaxcost.observation.hlo.flow import Slot, Value
 from jaxcost.observation.hlo.module import Instruction
+from jaxcost.observation.hlo.origins import behind
 from jaxcost.observation.hlo.purposes import COPY, GRADIENT, RECOMPUTED, SAVED, TEMPORARY
 from jaxcost.observation.hlo.shapes import ELEMENT_TYPES
 
@@ -68,7 +69,7 @@ def _donate(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[
         why = next((p.why for p in found if not p.sure), found[0].why)
         yield Change(
             "donate", argument, f"donate {argument}{how}",
-            f"{len(found)} results, {size} bytes, would take over its memory, {size - unsure} for certain: {why}",
+            f"{len(found):,} results, {size:,} bytes, would take over its memory, {size - unsure:,} for certain: {why}",
             "interval" if unsure else "exact", resident=-size, costs=(), resident_cost=unsure,
             likely=(tuple(costs), kept),
             assumptions=("the caller does not use it again",),
@@ -89,8 +90,8 @@ def _in_vain(given: Iterable[Mapping[str, Any]]) -> Iterator[Change]:
         size, what = sum(results.values()), _UNLIKE.get(reason, reason)
         yield Change(
             "donated_in_vain", path, f"give results the {what} of {path}, which is donated in vain",
-            f"{len(results)} results ({', '.join('.'.join(map(str, at)) or '0' for at in list(results)[:4])}"
-            f"{', ...' * (len(results) > 4)}), {size} bytes, have memory of their own: their {what} keeps them from "
+            f"{len(results):,} results ({', '.join('.'.join(map(str, at)) or '0' for at in list(results)[:4])}"
+            f"{', ...' * (len(results) > 4)}), {size:,} bytes, have memory of their own: their {what} keeps them from "
             f"taking over that of {path}", "estimate", resident=-size, assumptions=("no copy is needed when they do",),
         )  # fmt: skip
 
@@ -124,9 +125,9 @@ def _shard(replay: Replay, arguments: list[Bound]) -> Iterator[Change]:
         held = sum(a.bytes for a in found)
         yield Change(
             "shard", path, f"shard {path} over {axis} ({size} devices)",
-            f"{len(found)} arrays, {held} bytes, are the same on each of {size} devices: a share is "
-            f"{held - held * (size - 1) // size} bytes", "upper", resident=-(held * (size - 1) // size),
-            assumptions=("what is gathered for use is not counted",),
+            f"{len(found):,} arrays, {held:,} bytes, are the same on each of {size} devices: a share is "
+            f"{held - held * (size - 1) // size:,} bytes", "estimate", resident=-(held * (size - 1) // size),
+            assumptions=("neither what is gathered for use nor results that become shares too are counted",),
         )  # fmt: skip
 
 
@@ -135,39 +136,63 @@ def _shard(replay: Replay, arguments: list[Bound]) -> Iterator[Change]:
 
 def _narrow(replay: Replay) -> Iterator[Change]:
     """Arrays that only hold, in a wide type, what was computed in a narrow one."""
-    groups: dict[tuple[str, str, str], list[Held]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[tuple[Held, Instruction | None]]] = defaultdict(list)
+    lying = {held.at.id: held for held in replay.held if held.at is not None and not held.index}
     for held in replay.held:
         if held.at is None or held.bytes < _LARGE:
             continue
         found = _widened(replay, held)
         if found is not None:
-            made, narrow = found
+            made, narrow, stacked = found
             if replay.evidence.platform == "cpu" and not made.op_name:
                 continue  # the CPU compiler widens bf16 by itself: no change of the program takes that out
             shape = held.at.shape.at(held.index)
             where = nearest_source(replay.evidence, made) or made.name
-            groups[where, narrow, shape.dtype if shape is not None else ""].append(held)
-    for (where, narrow, wide), found_ in groups.items():
-        edits = tuple(whole(h, h.bytes * _BITS[narrow] // _BITS[wide]) for h in found_)
+            before = None if stacked else made.operands[0]
+            groups[where, narrow, shape.dtype if shape is not None else ""].append((held, before))
+    for (where, narrow, wide), pairs in groups.items():
+        found_ = [held for held, _ in pairs]
+        edits: list[Edit] = []
+        for held, before in pairs:
+            start = held.span.first if before is None else _lies_until(replay, lying, before, held)
+            edits.append(whole(held, 0))
+            if start < held.span.end:
+                edits.append(Edit(start, held.span.end, held.bytes * _BITS[narrow] // _BITS[wide]))
         yield Change(
             "dtype", where, f"keep the {narrow} value that {where} widens to {wide}, and widen it where it is read",
-            f"{len(found_)} buffers, {sum(h.bytes for h in found_)} bytes, are a conversion of {narrow} to {wide}",
-            "upper", edits, assumptions=("every reader can widen for itself",),
+            f"{len(found_):,} buffers, {sum(h.bytes for h in found_):,} bytes, are a conversion of {narrow} to {wide}",
+            "upper", tuple(edits), assumptions=("every reader can widen for itself",),
         )  # fmt: skip
 
 
-def _widened(replay: Replay, held: Held) -> tuple[Instruction, str] | None:
+def _lies_until(replay: Replay, lying: Mapping[int, Held], at: Instruction, held: Held) -> int:
+    """The event from which a narrow value would need memory in place of the wide one: until then it has its own."""
+    here: Instruction | None = at
+    for _ in range(16):
+        if here is None:
+            break
+        if here.id in lying:
+            return max(held.span.first, lying[here.id].span.end)
+        if here.opcode == "parameter" and here.computation is replay.evidence.graph.module.entry:
+            return held.span.end
+        here = behind(here)
+    return held.span.first
+
+
+def _widened(replay: Replay, held: Held) -> tuple[Instruction, str, bool] | None:
+    """The conversion that fills a buffer, the narrow type, and whether a loop stacks its results."""
     at, flow = held.at, replay.purposes.flow
     assert at is not None
     shape = at.shape.at(held.index)
     if shape is None or shape.is_tuple or shape.dtype not in ("f32", "f64", "s32"):
         return None
     start: Instruction | None = at if not held.index else None
+    stacked = False
     for slot in flow.reach(Value(at, held.index)).slots[:1]:
         for near in flow.chain(slot):
             change, writer = replay.purposes.change(near)
             if change == "stacked" and writer is not None and writer.opcode == "dynamic-update-slice":
-                start = writer.operands[1]
+                start, stacked = writer.operands[1], True
     here = start
     for _ in range(16):
         if here is None:
@@ -175,7 +200,7 @@ def _widened(replay: Replay, held: Held) -> tuple[Instruction, str] | None:
         if here.opcode == "convert":
             narrow = here.operands[0].shape.dtype
             smaller = 0 < _BITS.get(narrow, 0) < _BITS[shape.dtype] and narrow != "pred"
-            return (here, narrow) if smaller and here.shape.dtype == shape.dtype else None
+            return (here, narrow, stacked) if smaller and here.shape.dtype == shape.dtype else None
         if here.opcode in ("fusion", "bitcast", "reshape", "transpose", "copy", "parameter", "get-tuple-element"):
             here = flow.behind(here)
         else:
@@ -232,14 +257,14 @@ def _padding(replay: Replay) -> Iterator[Change]:
     for text, (edits, padding) in groups.items():
         yield Change(
             "padding", text, f"reshape {text} so that its two minor dimensions fill the tiles",
-            f"tiles add {padding} bytes to {text}; {len(edits)} buffers", "upper", tuple(edits),
+            f"tiles add {padding:,} bytes to {text}; {len(edits):,} buffers", "upper", tuple(edits),
             assumptions=("a layout without padding exists for the operations around it",),
         )  # fmt: skip
     for row in replay.evidence.reading.memory.live:
         if row.kind in ("parameter", "output") and row.padding_bytes >= _LARGE:
             yield Change(
                 "padding", row.op_name or row.instruction, f"reshape {row.shape}: it leaves tiles empty",
-                f"tiles add {row.padding_bytes} bytes to {row.shape}", "upper", resident=-row.padding_bytes,
+                f"tiles add {row.padding_bytes:,} bytes to {row.shape}", "upper", resident=-row.padding_bytes,
                 assumptions=("a layout without padding exists for the operations around it",),
             )  # fmt: skip
 
@@ -276,9 +301,9 @@ def _chunk(replay: Replay) -> Iterator[Change]:
     where = nearest_source(replay.evidence, at) or at.name
     yield Change(
         "chunk", where, f"compute what {where} makes in {_CHUNKS} pieces, one after the other",
-        f"{len(alike)} arrays of {size} elements are at work at the peak: {sum(h.bytes for h in alike)} bytes", "upper",
-        tuple(whole(h, h.bytes // _CHUNKS) for h in alike),
-        assumptions=("the operations around it can be cut along one dimension",),
+        f"{len(alike)} arrays of {size:,} elements are at work at the peak: {sum(h.bytes for h in alike):,} bytes",
+        "estimate", tuple(whole(h, h.bytes // _CHUNKS) for h in alike),
+        assumptions=("the operations around it can be cut along one dimension", "arrays of other sizes stay whole"),
     )  # fmt: skip
 
 
@@ -301,6 +326,6 @@ def _loop_copies(replay: Replay) -> Iterator[Change]:
         if found:
             yield Change(
                 "loop_copy", loop.name, f"write the state of {loop.name} so that no old value is read after its place",
-                f"{len(found)} copies in the body, {sum(h.bytes for h in found)} bytes", "upper",
+                f"{len(found):,} copies in the body, {sum(h.bytes for h in found):,} bytes", "upper",
                 tuple(whole(h, 0) for h in found),
             )  # fmt: skip

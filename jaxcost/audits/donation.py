@@ -139,7 +139,7 @@ def _refused(
         return "sharding", text, sharded
     if not results:
         return "shape", "the program returns nothing", None
-    return "shape", f"no result has {shape.size} elements, as {shape} has", None
+    return "shape", f"no result has {shape.size:,} elements, as {shape} has", None
 
 
 def _sharded(argument: Bound, evidence: Evidence, results: list[Returned]) -> Returned | None:

@@ -97,24 +97,30 @@ def rematerialisation(evidence: Evidence, notes: Notes) -> dict[str, Any]:
     if reading.xla_remat:
         text = f"XLA itself recomputes in this module: {len(reading.xla_remat)} instructions are marked .remat"
         notes.find("rematerialisation", text, where=reading.xla_remat[0])
-    if expected:
+    if expected and memory.believed_bytes is not None and limit is not None:
         text = (
-            f"XLA's defaults would recompute in silence: its pass counts {memory.believed_bytes} bytes of temporaries "
-            f"and its limit is {limit}"
+            f"XLA's defaults would recompute in silence: its pass counts {memory.believed_bytes:,} bytes of temporaries "
+            f"and its limit is {limit:,}"
         )
-        notes.find("rematerialisation", text, bytes=(memory.believed_bytes or 0) - (limit or 0))
+        notes.find("rematerialisation", text, bytes=memory.believed_bytes - limit)
     if row["fits"] is False:
-        notes.find("memory", f"{required} bytes are required and the device has {available}", bytes=required)
+        notes.find("memory", f"{required:,} bytes are required and the device has {available:,}", bytes=required)
     if program.refused:
         notes.find("refused", " ".join(program.refused.split())[:400])
     made = row["second"]
     if made is not None and made.get("status") == "compiled":
+        peak, more = made.get("live_peak_bytes"), made.get("excess_flops")
         text = (
-            f"with XLA's defaults the peak is {made['live_peak_bytes']} bytes instead of {memory.live_peak_bytes}, and "
-            f"{made['excess_flops']} FLOPs are added"
+            f"with XLA's defaults the peak is {_known(peak)} bytes instead of {_known(memory.live_peak_bytes)}, and "
+            f"{_known(more)} FLOPs are added"
         )
-        notes.find("rematerialisation", text, bytes=made["live_peak_bytes"], flops=made["excess_flops"])
+        said = {name: value for name, value in (("bytes", peak), ("flops", more)) if value is not None}
+        notes.find("rematerialisation", text, **said)
     return row
+
+
+def _known(number: int | None) -> str:
+    return "an unknown number of" if number is None else f"{number:,}"
 
 
 def _second(second: Any) -> dict[str, Any] | None:

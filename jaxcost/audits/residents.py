@@ -52,7 +52,7 @@ def pruned(arguments: Iterable[Bound], notes: Notes) -> dict[str, Any]:
     for row in rows[:20]:
         if row["bytes"] >= _LARGE:
             notes.find(
-                "pruned", f"{row['path']} is not used: the program does not take it, and its {row['bytes']} bytes stay "
+                "pruned", f"{row['path']} is not used: the program does not take it, and its {row['bytes']:,} bytes stay "
                 "where the caller holds them", where=row["path"], bytes=row["bytes"],
             )  # fmt: skip
     return {"bytes": sum(row["bytes"] for row in rows), "count": len(rows), "arguments": rows[:_LISTED]}
@@ -131,8 +131,8 @@ def padding(evidence: Evidence, arguments: Iterable[Bound], notes: Notes) -> dic
         more = row["bytes"] - row["logical_bytes"]
         if more >= _LARGE and more * 8 >= row["logical_bytes"]:
             notes.find(
-                "padding", f"{row['what']} {row['name']} {row['shape']} takes {row['bytes']} bytes for "
-                f"{row['logical_bytes']} of elements: tiles pad its minor dimensions", where=row["name"], bytes=more,
+                "padding", f"{row['what']} {row['name']} {row['shape']} takes {row['bytes']:,} bytes for "
+                f"{row['logical_bytes']:,} of elements: tiles pad its minor dimensions", where=row["name"], bytes=more,
             )  # fmt: skip
     known = evidence.reading.memory.live_peak_bytes is not None
     return {
@@ -249,9 +249,7 @@ def loop_copies(evidence: Evidence, notes: Notes) -> list[dict[str, Any]]:
     for loop_name, found in by_loop.items():
         size = sum(row["bytes"] for row in found)
         if size >= _LARGE:
-            text = (
-                f"{len(found)} copies of the state of {loop_name}, {size} bytes; the largest because {found[0]['why']}"
-            )
+            text = f"{len(found):,} copies of the state of {loop_name}, {size:,} bytes; the largest because {found[0]['why']}"
             notes.find("loop_copy", text, where=found[0]["source"] or loop_name, bytes=size)
     return rows[:_LISTED]
 

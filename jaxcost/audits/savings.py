@@ -62,14 +62,14 @@ def _on_checkpoints(replay: Replay, notes: Notes) -> None:
     kept, peak = undone(replay), replay.peak()
     if kept * _SHARE >= peak * 10:
         text = (
-            f"{kept} bytes that a checkpoint makes again lie in memory since before the backward pass: the compiler "
+            f"{kept:,} bytes that a checkpoint makes again lie in memory since before the backward pass: the compiler "
             "merged the recomputation with what it repeats, and the checkpoint lowers nothing here"
         )
         notes.find("checkpoint", text, bytes=kept)
     saved = waiting(replay)
     if replay.evidence.platform == "cpu" and saved * 10 >= peak:
         text = (
-            f"{saved} bytes outside loops wait for the backward pass at the peak; no checkpoint is proposed for them, "
+            f"{saved:,} bytes outside loops wait for the backward pass at the peak; no checkpoint is proposed for them, "
             "as the CPU compiler undoes one in straight-line code: audit for the device it is to run on"
         )
         notes.find("checkpoint", text, bytes=saved)
