@@ -73,6 +73,19 @@ def test_a_plain_and_a_jitted_function_are_one_program(pool, target):
         jsonschema.validate({**plain.to_dict(), "more": 1}, schema("jaxcost.audit.v1"))
 
 
+@pytest.mark.parametrize("path", ["flops", "jaxpr", "memory.constants", "memory.donation"])
+def test_the_schema_declares_what_a_list_leaves_out(pool, path):
+    document = jaxcost.audit(step, *ARGUMENTS, pool=pool).to_dict()
+    jsonschema.validate(document, schema("jaxcost.audit.v1"))
+    section = document
+    for name in path.split("."):
+        section = section[name]
+    assert section["not_listed"] in (0, {"count": 0, "total": 0})
+    section["not_listed"] = "many"
+    with pytest.raises(jsonschema.ValidationError, match="many"):
+        jsonschema.validate(document, schema("jaxcost.audit.v1"))
+
+
 def test_the_program_is_the_one_that_jax_compiles(pool):
     """XLA's own numbers of a compile in this process are those of the worker's."""
     compiled = jax.jit(step, donate_argnums=0).lower(*ARGUMENTS).compile()
