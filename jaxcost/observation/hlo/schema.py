@@ -214,7 +214,7 @@ class Split:
     and the bytes of its buffer assignment (None: absent).
 
     `raw` are the instructions of all computations, those of number n from `starts[n]` to `starts[n + 1]`; `columns`
-    their COLUMNS, of which `shapes` and `metadata` are read already.
+    their COLUMNS, of which those that each instruction has once are read: `opcodes`, `shapes`, `metadata`, `names`.
     """
 
     module: Proto
@@ -223,13 +223,20 @@ class Split:
     raw: list[bytes]
     starts: list[int]
     columns: Proto
+    opcodes: list[str]
     shapes: list[bytes]
     metadata: list[bytes]
+    _names: list[str] | None
 
     @cached_property
     def assignment(self) -> Proto | None:
         """The BufferAssignmentProto, decoded when it is first asked for; None without one."""
         return None if self.packed_assignment is None else part("BufferAssignmentProto", self.packed_assignment)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of each instruction."""
+        return self.columns.name[:] if self._names is None else self._names
 
 
 def split(data: bytes) -> Split:
@@ -251,14 +258,19 @@ def split(data: bytes) -> Split:
             raw += computation.instructions[:]
             starts.append(len(raw))
         try:
-            found = columns(raw)
-            shapes, metadata = found.shape[:], found.metadata[:]
+            found, names = columns(raw), None
+            if all(len(getattr(found, single)) == len(raw) for single in _SINGLE):
+                opcodes, shapes = found.opcode[:], found.shape[:]
+            else:  # one is absent somewhere, or there twice
+                found = columns(raw, apart=True)
+                names, opcodes, shapes = (_apart(found, single, len(raw)) for single in _SINGLE)
+            metadata = _apart(found, "metadata", len(raw))
             unknown = unknown_fields(merged) + unknown_fields(found)
             unknown += _unknown_within("ShapeProto", shapes) + _unknown_within("OpMetadata", metadata)
         except DecodeError:
             continue
         packed = outer.buffer_assignment if name == "HloProto" and merged.HasField("buffer_assignment") else None
-        return Split(module, unknown, packed, raw, starts, found, shapes, metadata)
+        return Split(module, unknown, packed, raw, starts, found, opcodes, shapes, metadata, names)
     raise _refused(data)
 
 
@@ -268,16 +280,28 @@ def _unknown_within(name: str, messages: list[bytes]) -> Counter[str]:
     return unknown_fields(read(b"".join(messages))) if unknown_fields(read(b"".join(set(messages)))) else Counter()
 
 
-# Ends the part of one instruction in a column: no id, index or number of a module is negative.
+# Ends the part of one instruction in a column: no id, index or number of a module is negative, no name is this one
+# character, and no message begins with field 0.
 NOTHING = -1
-_ENDED = ("operand_ids", "called_computation_ids", "parameter_number", "tuple_index")
+_ENDS: dict[str, int | str | bytes] = {
+    "operand_ids": NOTHING, "called_computation_ids": NOTHING, "parameter_number": NOTHING, "tuple_index": NOTHING,
+    "id": NOTHING, "metadata": b"\0", "name": "\0", "opcode": "\0", "shape": b"\0",
+}  # fmt: skip
+_SINGLE = ("name", "opcode", "shape")  # an instruction has one of each
 
 
 @cache
-def _end() -> bytes:
+def _end(apart: bool) -> bytes:
+    """Ends the parts of an instruction in the columns that it may have not at all or several times; with `apart` in
+    all of them.
+    """
     fields = schema().classes["HloInstructionProto"].DESCRIPTOR.fields_by_name
-    tags = ((fields[name].number << 3) for name in _ENDED)
-    return b"".join(_varint(tag) + _varint(NOTHING & 2**64 - 1) for tag in tags)
+    parts = []
+    for name, end in _ENDS.items():
+        if apart or name not in _SINGLE:
+            tag = fields[name].number << 3
+            parts.append(_varint(tag) + _varint(NOTHING & 2**64 - 1) if end == NOTHING else _varint(tag | 2) + b"\1\0")
+    return b"".join(parts)
 
 
 def _varint(value: int) -> bytes:
@@ -288,11 +312,33 @@ def _varint(value: int) -> bytes:
     return bytes([*parts, value])
 
 
-def columns(instructions: list[bytes]) -> Proto:
+def columns(instructions: list[bytes], *, apart: bool = False) -> Proto:
     """COLUMNS of many instructions, each field as one list. Of the fields that an instruction may have not at all or
     several times, NOTHING ends the part of each instruction. The others have one item for each instruction, or the
-    module is unusual: whoever asks compares the lengths.
+    module is unusual: whoever asks compares the lengths, and asks for all parts `apart`.
     """
-    return schema("columns").classes["HloInstructionProto"].FromString(
-        b"".join((_end().join(instructions), _end()))
-    )  # fmt: skip
+    end = _end(apart)
+    whole = b"".join((end.join(instructions), end)) if instructions else b""
+    return schema("columns").classes["HloInstructionProto"].FromString(whole)
+
+
+def _apart(found: Proto, name: str, total: int) -> list[Any]:
+    """A column whose parts are ended, with one item for each instruction. As protobuf has it: of scalars the last one
+    counts, messages are merged, and what is absent is the default.
+    """
+    column: list[Any] = getattr(found, name)[:]
+    end: Any = _ENDS[name]
+    if len(column) == 2 * total and column.count(end) == total and column[1::2].count(end) == total:
+        return column[::2]
+    items: list[Any] = []
+    absent = value = type(end)()
+    for item in column:
+        if item == end:
+            items.append(value)
+            value = absent
+        else:
+            value = value + item if isinstance(item, bytes) else item
+    if len(items) != total:
+        rule = f"no {name} is {end!r}, and {total} instructions have one each"
+        raise rejected("hlo", len(items), rule, "dump the module again")
+    return items

@@ -6,6 +6,7 @@ import pytest
 
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo.module import read_module
+from jaxcost.observation.hlo.schema import message, split
 from tests.observation.hlo.building import Program
 
 
@@ -58,3 +59,72 @@ def test_a_loop_takes_one_parameter():
 def test_an_instruction_takes_what_its_operation_needs(opcode, given, why):
     with pytest.raises(RejectedError, match=why):
         read_module(calling(opcode, 0, given=given).module)
+
+
+def reordered(data: bytes, change) -> bytes:
+    """A module in which `change` was made to the bytes of each instruction: (bytes, how many before it) -> bytes."""
+    module = message("HloModuleProto", data)
+
+    def field(number: int, body: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(body) & 127 | 128, len(body) >> 7]) + body
+
+    number = {name: f.number for name, f in module.computations[0].DESCRIPTOR.fields_by_name.items()}["instructions"]
+    outer = {name: f.number for name, f in module.DESCRIPTOR.fields_by_name.items()}["computations"]
+    whole, count = b"", 0
+    for computation in module.computations:
+        body = b""
+        for instruction in computation.instructions:
+            body += field(number, change(instruction.SerializeToString(), count))
+            count += 1
+        computation.ClearField("instructions")
+        whole += field(outer, computation.SerializeToString() + body)
+    module.ClearField("computations")
+    return module.SerializeToString() + whole
+
+
+def test_fields_that_are_absent_or_there_twice_are_read_as_protobuf_has_them():
+    program = calling("fusion", 1)
+    program.module.computations[0].instructions[0].metadata.op_name = "jit(f)/x"
+    data = program.module.SerializeToString()
+    plain = read_module(split(data))
+    fields = message("HloInstructionProto").DESCRIPTOR.fields_by_name
+    name, metadata = fields["name"].number << 3 | 2, fields["metadata"].number << 3 | 2
+    before = [(at.id, at.name, at.opcode, at.shape, at.op_name, len(at.operands)) for at in plain.walk()]
+
+    def change(raw: bytes, count: int) -> bytes:
+        if count == 0:  # scalars: the last; messages: both together
+            more = message("OpMetadata")
+            more.source_line = 7
+            body = more.SerializeToString()
+            return bytes([name, 5]) + b"other" + raw + bytes([metadata, len(body)]) + body
+        one = message("HloInstructionProto", raw)
+        one.ClearField("name")
+        return one.SerializeToString()
+
+    module = read_module(split(reordered(data, change)))
+    found = [(at.id, at.name, at.opcode, at.shape, at.op_name, len(at.operands)) for at in module.walk()]
+    assert found[0] == before[0] and next(module.walk()).metadata.source_line == 7
+    assert found[1:] == [(row[0], "", *row[2:]) for row in before[1:]]
+    assert before[0][4] == "jit(f)/x" and {row[4] for row in before[1:]} == {""}
+
+
+def test_no_text_of_a_module_can_be_taken_for_the_end_of_an_instruction():
+    program = calling("fusion", 1)
+    program.module.computations[0].instructions[0].name = "\0"
+    assert next(at.name for at in read_module(program.module).walk()) == "\0"
+    program.module.computations[0].instructions[0].ClearField("name")
+    program.module.computations[1].instructions[0].name = "\0"
+    with pytest.raises(RejectedError, match="no name is"):
+        read_module(program.module)
+
+
+def test_an_instruction_is_made_once_whoever_asks_first():
+    program = calling("fusion", 1)
+    for ask in (
+        lambda module: [module.entry.root.called[0].root, module.computations[0].root],
+        lambda module: [module.computations[0].callers[0], module.entry.root],
+        lambda module: [module.instructions[module.entry.root.id], module.entry.instructions[-1]],
+        lambda module: [module.entry.parameters[0], module.entry.root.operands[0]],
+    ):
+        first, second = ask(read_module(program.module))
+        assert first is second
