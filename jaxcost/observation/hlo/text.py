@@ -18,6 +18,7 @@ from jaxcost.observation.hlo.schema import rejected
 MAX_TEXT_BYTES = 1 << 28  # XLA's parser needs about 30 bytes of memory for each
 
 _LOOKED_AT = 1 << 16
+_HEADER = re.compile(r'"(?:[^"\\\n]|\\.)*"|[{}]|, (replica_count|num_partitions)=([0-9]{1,9})\b')
 # absl's and glog's line prefix, with or without a year, a process and what a launcher puts before it.
 _LOG = re.compile(r"(?:[^\n]{0,200}?[ \t])??[IWEF][0-9]{4,8} [0-9:.]+\s+[0-9]+ [\w./+-]+:[0-9]+\] ?")
 _HOW = "pass the text of compiled.as_text(), or a *after_optimizations.hlo.pb file of --xla_dump_hlo_as_proto"
@@ -84,6 +85,18 @@ def module_text(data: bytes, path: str = "hlo") -> str:
     if not end > entry >= 0:
         raise rejected(path, text[:60], "the end of the module is missing", "dump the module again")
     return text[: end + 2] + "\n"
+
+
+def device_counts(text: str) -> tuple[int, int]:
+    """(replicas, partitions) of the module whose text it is. Its first line names those that are not 1; what its parser
+    makes of the text has neither.
+    """
+    found, depth = {"replica_count": 1, "num_partitions": 1}, 0
+    for match in _HEADER.finditer(text, 0, text.find("\n") % (len(text) + 1)):
+        if match[1] and depth == 0:
+            found[match[1]] = int(match[2])
+        depth += (match[0] == "{") - (match[0] == "}")
+    return found["replica_count"], found["num_partitions"]
 
 
 def _module_line(text: str, start: int) -> int | None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxcost.contracts.errors import RejectedError, UnavailableError, reject
-from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, MAX_UNPACKED_BYTES, split
-from jaxcost.observation.hlo.text import is_text, module_text
+from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, MAX_UNPACKED_BYTES, message, split
+from jaxcost.observation.hlo.text import device_counts, is_text, module_text
 from jaxcost.observation.private import proto_of_text
 from jaxcost.observation.sources.assignment_text import with_assignment
 from jaxcost.observation.sources.program import Program
@@ -176,8 +176,12 @@ def _assigned(hlo: bytes, path: Path, said: list[str]) -> bytes:
 
 
 def _from_text(data: bytes, name: str) -> bytes:
+    text = module_text(data, name)
+    devices = message("HloProto")
+    assignment = devices.hlo_module.device_assignment
+    assignment.replica_count, assignment.computation_count = device_counts(text)
     try:
-        return proto_of_text(module_text(data, name))
+        return proto_of_text(text) + devices.SerializeToString()  # one after the other is both merged
     except (ValueError, RuntimeError) as error:
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
         raise reject(name, line[:200], "the text is no HLO module that this XLA reads", _NOT_HLO) from None

@@ -6,7 +6,7 @@ import pytest
 
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import read_hlo
-from jaxcost.observation.hlo.text import is_text, module_text
+from jaxcost.observation.hlo.text import device_counts, is_text, module_text
 from jaxcost.observation.private import proto_of_text
 
 REDUCED = """\
@@ -142,3 +142,14 @@ def test_bytes_that_are_no_text():
 def test_what_the_parser_refuses_says_why():
     with pytest.raises(RuntimeError, match="Unknown opcode: sharpen"):
         proto_of_text(module_text(TABLES.replace("tanh(", "sharpen(").encode()))
+
+
+@pytest.mark.parametrize(("header", "counts"), [
+    ("HloModule f, is_scheduled=true", (1, 1)),
+    ("HloModule f, num_partitions=8", (1, 8)),
+    ("HloModule f, entry_computation_layout={(f32[8]{0})->f32[]}, replica_count=4, num_partitions=2", (4, 2)),
+    ('HloModule f, frontend_attributes={a="}, num_partitions=9", b={x, num_partitions=7}}, replica_count=2', (2, 1)),
+])  # fmt: skip
+def test_a_header_tells_the_devices(header, counts):
+    assert device_counts(header + "\n\nENTRY e {\n  %x = f32[] constant(1), num_partitions=3\n}\n") == counts
+    assert device_counts(header) == counts

@@ -215,3 +215,24 @@ def test_a_gpu_is_known_by_its_name_or_by_its_numbers():
     assert renamed != text and chip_of_description(renamed) == "h200"
     assert chip_of_description(renamed.replace("core_count: 132", "core_count: 131")) is None
     assert chip_of_description("") is None
+
+
+def test_the_devices_of_a_text_are_those_of_its_first_line(tmp_path):
+    path = tmp_path / "eight.txt"
+    path.write_text(EIGHT)
+    program = read_program(path)
+    assert module_facts(program.hlo).device_count == 8 and module_facts(program.hlo).counted
+    path.write_text(EIGHT.replace(", num_partitions=8", ""))
+    assert module_facts(read_program(path).hlo).device_count == 1
+    path.write_text(EIGHT.replace("num_partitions=8", f"num_partitions={10**8}"))
+    with pytest.raises(RejectedError, match="devices"):
+        read_hlo(read_program(path).hlo, platform="cpu")
+
+
+EIGHT = """HloModule f, entry_computation_layout={(f32[4]{0})->f32[4]{0}}, num_partitions=8
+
+ENTRY main {
+  p = f32[4]{0} parameter(0)
+  ROOT r = f32[4]{0} negate(p)
+}
+"""
