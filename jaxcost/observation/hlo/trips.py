@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import Generic, TypeVar
 
 from jaxcost.observation.hlo.bounds import Bounds, Loops
@@ -333,23 +333,31 @@ class Inside(Generic[K]):
     whole: dict[K, Total]
 
 
-@dataclass(frozen=True, slots=True)
 class Executions:
     """How often everything runs per step: `loops` and `conditionals` by instruction id, and sums weighted by it."""
 
-    module: Module
-    loops: Mapping[int, Loop]
-    conditionals: Mapping[int, Conditional]
-    _plans: tuple[_Plan, ...] = field(repr=False)
-    _entry: int = field(repr=False)
-    _counts: dict[int, Total] = field(default_factory=dict, repr=False)  # once they were asked for
+    def __init__(
+        self, module: Module, loops: Mapping[int, Loop], conditionals: Mapping[int, Conditional],
+        plans: tuple[_Plan, ...], entry: int,
+    ) -> None:  # fmt: skip
+        self.module, self.loops, self.conditionals = module, loops, conditionals
+        self._plans, self._entry = plans, entry
+
+    @cached_property
+    def _counts(self) -> dict[int, Total]:
+        counts = {c.id: ZERO for c in self.module.computations}
+        for plan, times in _times_of(self._plans, self._entry):
+            counts[plan.computation] += times
+        return counts
+
+    @cached_property
+    def _known(self) -> dict[int, int]:
+        """The executions of those computations of which they are one number."""
+        return {number: total.minimum for number, total in self._counts.items()
+                if total.minimum is not None and total.minimum == total.maximum}  # fmt: skip
 
     def counts(self) -> dict[int, Total]:
         """Executions of each computation by id; (0, 0) when nothing reaches it."""
-        if not self._counts:
-            self._counts.update((c.id, ZERO) for c in self.module.computations)
-            for plan, times in _times_of(self._plans, self._entry):
-                self._counts[plan.computation] += times
         return dict(self._counts)
 
     def totals(self, own: Mapping[int, Mapping[K, int]]) -> dict[K, Total]:
@@ -358,10 +366,26 @@ class Executions:
         A conditional contributes the interval over its branches, not their sum; an uncounted loop makes the keys inside
         it unknown and leaves the others alone.
         """
-        return self._sums(own)[self._entry]
+        instructions, known = self.module.instructions, self._known
+        found: dict[K, int] = {}
+        rest: dict[int, Mapping[K, int]] = {}
+        for number, amounts in own.items():
+            times = known.get(instructions[number].computation.id)
+            if times is None:
+                rest[number] = amounts
+            elif times:
+                for key, amount in amounts.items():
+                    found[key] = found.get(key, 0) + amount * times
+        result = {key: exact(amount) for key, amount in found.items()}
+        # What runs an uncertain number of times adds to what is certain, branch by branch and loop by loop.
+        for key, amount_ in self._sums(rest)[self._entry].items() if rest else ():
+            result[key] = result.get(key, ZERO) + _total(amount_)
+        return result
 
     def within(self, own: Mapping[int, Mapping[K, int]]) -> dict[int, Inside[K]]:
         """The same sums for what each loop holds, by instruction id."""
+        if not self.loops:
+            return {}
         sums = self._sums(own)
         trips: dict[int, list[dict[K, Total]]] = {}
         whole: dict[int, dict[K, Total]] = {}
@@ -370,38 +394,50 @@ class Executions:
                 if site.trips is None:
                     continue
                 bodies = site.runs[:-1]  # the last is the condition
-                trips.setdefault(site.at, []).extend(sums[number] for number, _ in bodies)
+                inside = [{key: _total(amount) for key, amount in sums[number].items()} for number, _ in bodies]
+                trips.setdefault(site.at, []).extend(inside)
                 found = whole.setdefault(site.at, {})
-                for number, once in bodies:
-                    for key, total in sums[number].items() if once != ZERO else ():
+                for held, (_, once) in zip(inside, bodies, strict=True):
+                    for key, total in held.items() if once != ZERO else ():
                         found[key] = found.get(key, ZERO) + total.times(once).times(times)
         return {number: Inside(_union(trips[number]), whole[number]) for number in trips}
 
-    def _sums(self, own: Mapping[int, Mapping[K, int]]) -> list[dict[K, Total]]:
-        """Sums over one execution of each plan."""
-        bare: dict[int, dict[K, int]] = {}
+    def _sums(self, own: Mapping[int, Mapping[K, int]]) -> list[dict[K, int | Total]]:
+        """Sums over one execution of each plan; what is exact is a number."""
+        bare: dict[int, dict[K, int | Total]] = {}
         for number, amounts in own.items():
             mine = bare.setdefault(self.module.instructions[number].computation.id, {})
             for key, amount in amounts.items():
-                mine[key] = mine.get(key, 0) + amount
-        sums: list[dict[K, Total]] = []
+                mine[key] = _plus(mine.get(key, 0), amount)
+        sums: list[dict[K, int | Total]] = []
         for plan in self._plans:
-            result = {key: exact(amount) for key, amount in bare.get(plan.computation, {}).items()}
+            result = dict(bare.get(plan.computation, ()))
             for site in plan.sites:
                 if site.alternatives:
-                    for key, total in _union([sums[number] for number, _ in site.runs]).items():
-                        result[key] = result.get(key, ZERO) + total
+                    branches = [{k: _total(v) for k, v in sums[number].items()} for number, _ in site.runs]
+                    for key, total in _union(branches).items():
+                        result[key] = _plus(result.get(key, 0), total)
                     continue
                 for number, times in site.runs:
                     found = sums[number]
                     if not found or times.maximum == 0:
                         continue
-                    for key, total in found.items():
-                        more = total if times is ONE else total.times(times)
-                        before = result.get(key)
-                        result[key] = more if before is None else before + more
+                    once = times.value
+                    for key, inner in found.items():
+                        more = inner * once if type(inner) is int and once is not None else _total(inner).times(times)
+                        result[key] = _plus(result.get(key, 0), more)
             sums.append(result)
         return sums
+
+
+def _total(amount: int | Total) -> Total:
+    return amount if isinstance(amount, Total) else exact(amount)
+
+
+def _plus(one: int | Total, other: int | Total) -> int | Total:
+    if type(one) is int and type(other) is int:
+        return one + other
+    return _total(one) + _total(other)
 
 
 def _union(alternatives: list[dict[K, Total]]) -> dict[K, Total]:

@@ -180,8 +180,9 @@ def _from_text(data: bytes, name: str) -> bytes:
     devices = message("HloProto")
     assignment = devices.hlo_module.device_assignment
     assignment.replica_count, assignment.computation_count = device_counts(text)
+    more: bytes = devices.SerializeToString()
     try:
-        return proto_of_text(text) + devices.SerializeToString()  # one after the other is both merged
+        return proto_of_text(text) + more  # one after the other: both, merged
     except (ValueError, RuntimeError) as error:
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
         raise reject(name, line[:200], "the text is no HLO module that this XLA reads", _NOT_HLO) from None
