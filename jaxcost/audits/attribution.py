@@ -315,11 +315,11 @@ def module_calls(stack: Sequence[Frame]) -> tuple[str, ...]:
 
 def _frame_id(at: Instruction) -> int:
     """The innermost frame of an instruction; of a fusion without one, that of what it ends in, or of what it holds."""
-    found: int = at.proto.metadata.stack_frame_id
+    found: int = at.metadata.stack_frame_id
     if found or at.opcode not in ("fusion", "call", "async-start") or not at.called:
         return found
     inside = at.called[0]
-    held = (inner.proto.metadata.stack_frame_id for inner in (inside.root, *reversed(inside.instructions)))
+    held = (inner.metadata.stack_frame_id for inner in (inside.root, *reversed(inside.instructions)))
     return next((frame_id for frame_id in held if frame_id), 0)
 
 

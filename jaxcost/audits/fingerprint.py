@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
-from jaxcost.observation.hlo.module import Instruction, Module
+from jaxcost.observation.hlo.module import Computation, Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 
 _LISTED = 200  # shapes and layouts kept one by one; a digest stands for all of them
@@ -83,36 +83,48 @@ def structure(module: Module) -> str:
     It covers opcodes, shapes, which values are operands of which, what is called, fused and targeted, and what is
     returned; no names, metadata, layouts, literals, schedule, or attributes such as contracted dimensions and groups.
     """
-    made: dict[int, bytes] = {}
+    digests: list[bytes] = []  # of what is distinct, by number
+    numbers: dict[tuple[Any, ...], int] = {}
+    made: dict[int, int] = {}
     inside: dict[int, bytes] = {}
-    members: dict[int, list[bytes]] = {}
+    members: dict[int, list[int]] = {}
     shapes: dict[int, str] = {}  # by identity: alike shapes of a module are one
+
+    def whole(computation: Computation) -> bytes:
+        """The digest of a computation: what it returns, and all that it holds, in no order."""
+        held = sorted(map(digests.__getitem__, members[computation.id]))
+        return hashlib.blake2b(digests[made[computation.root.id]] + b"".join(held), digest_size=16).digest()
+
     for at in module.walk():  # callees and operands come first
-        more = ""
-        if at.opcode in ("parameter", "get-tuple-element"):
+        opcode, more = at.opcode, ""
+        if opcode == "parameter" or opcode == "get-tuple-element":
             more = str(at.number)
-        elif at.opcode == "fusion":
+        elif opcode == "fusion":
             more = at.proto.fusion_kind
-        elif at.opcode == "custom-call":
+        elif opcode == "custom-call":
             more = at.proto.custom_call_target
-        shape = shapes.get(id(at.shape))
-        if shape is None:
-            shape = shapes[id(at.shape)] = str(at.shape)
-        found = hashlib.blake2b(f"{at.opcode}\0{shape}\0{more}".encode(), digest_size=16)
-        for operand in at.operands:
-            found.update(made[operand.id])
-        for called in at.called:
-            if called.id not in inside:
-                inside[called.id] = _whole(made[called.root.id], members[called.id])
-            found.update(inside[called.id])
-        made[at.id] = found.digest()
-        members.setdefault(at.computation.id, []).append(made[at.id])
-    return _whole(made[module.entry.root.id], members[module.entry.id]).hex()
-
-
-def _whole(root: bytes, members: list[bytes]) -> bytes:
-    """The digest of a computation: what it returns, and all that it holds, in no order."""
-    return hashlib.blake2b(root + b"".join(sorted(members)), digest_size=16).digest()
+        operands = [made[operand.id] for operand in at.operands]
+        key = (opcode, id(at.shape), more, *operands)
+        if at.called:
+            for called in at.called:
+                if called.id not in inside:
+                    inside[called.id] = whole(called)
+            key += tuple(inside[called.id] for called in at.called)
+        number = numbers.get(key)
+        if number is None:
+            number = numbers[key] = len(digests)
+            shape = shapes.get(id(at.shape))
+            if shape is None:
+                shape = shapes[id(at.shape)] = str(at.shape)
+            found = hashlib.blake2b(f"{opcode}\0{shape}\0{more}".encode(), digest_size=16)
+            for operand in operands:
+                found.update(digests[operand])
+            for called in at.called:
+                found.update(inside[called.id])
+            digests.append(found.digest())
+        made[at.id] = number
+        members.setdefault(at.computation.id, []).append(number)
+    return whole(module.entry).hex()
 
 
 def _program(evidence: Evidence) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Stacks:
 
         They end where the program that traced it begins (`Frame.driver`).
         """
-        return self.at(instruction.proto.metadata.stack_frame_id)
+        return self.at(instruction.metadata.stack_frame_id)
 
     def at(self, frame_id: int) -> tuple[Frame, ...]:
         """The stack of a frame by its number in the module's index (from 1)."""

@@ -12,11 +12,11 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
-from jaxcost.observation.hlo.schema import Proto, Split, part, split
+from jaxcost.observation.hlo.schema import Proto, Split, part, schema, split
 from jaxcost.observation.hlo.shapes import Shape
 from jaxcost.observation.hlo.table import Table
 
@@ -52,7 +52,7 @@ class Instruction:
     def __getattr__(self, name: str) -> Any:
         # Only reached while a slot is empty.
         if name == "proto":
-            self.proto = part("HloInstructionProto", self.raw)
+            self.proto = _instruction()(self.raw)
             return self.proto
         if name == "users":
             self.computation.link()
@@ -65,6 +65,13 @@ class Instruction:
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.shape} {self.opcode}>"
+
+
+@cache
+def _instruction() -> Callable[[bytes], Proto]:
+    """Bytes to an HloInstructionProto; `split` has seen that they are well-formed."""
+    read: Callable[[bytes], Proto] = schema().classes["HloInstructionProto"].FromString
+    return read
 
 
 @lru_cache(maxsize=4096)

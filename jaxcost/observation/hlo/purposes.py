@@ -248,7 +248,7 @@ class Purposes:
         if self.flow.constant(value):
             return Kind(CONSTANT, "follows from constants and counters")
         differentiated = place.phase in _LATER and place.exact  # whichever library's code that was
-        if place.phase == OPTIMIZER or (not differentiated and at.proto.metadata.stack_frame_id in self._optax_frames):
+        if place.phase == OPTIMIZER or (not differentiated and at.metadata.stack_frame_id in self._optax_frames):
             return Kind(STATE, "made by the optimizer", place.exact)
         if place.phase == BACKWARD:
             return Kind(GRADIENT, "made in the backward pass", place.exact)

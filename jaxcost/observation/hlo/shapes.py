@@ -7,7 +7,7 @@ later tiles only reorder inside it. `bf16[100,100]` in `(8,128)(2,1)` takes 104 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from jaxcost.observation.hlo.schema import Proto, rejected
@@ -39,7 +39,8 @@ def bits_of(dtype: str) -> int:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One array, or a tuple of shapes. `bytes` is what the layout stores, all leaves together, without pointer
-    tables.
+    tables; `size` the number of elements of an array; `logical_bytes` what the elements take without the padding of a
+    layout, all leaves together.
     """
 
     dtype: str
@@ -48,22 +49,16 @@ class Shape:
     bytes: int
     memory_space: int
     dynamic: bool = False
+    # What follows from these, worked out once: a module has few shapes and many instructions.
+    is_tuple: bool = field(init=False, compare=False, repr=False)
+    size: int = field(init=False, compare=False, repr=False)
+    logical_bytes: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def is_tuple(self) -> bool:
-        return self.dtype == "tuple"
-
-    @property
-    def size(self) -> int:
-        """Number of elements of an array."""
-        return prod(self.dims)
-
-    @property
-    def logical_bytes(self) -> int:
-        """Bytes of the elements alone, all leaves together, without the padding of a layout."""
-        if self.is_tuple:
-            return sum(element.logical_bytes for element in self.elements)
-        return -(-self.size * _BITS[self.dtype] // 8)
+    def __post_init__(self) -> None:
+        is_tuple, size = self.dtype == "tuple", prod(self.dims)
+        logical = sum(e.logical_bytes for e in self.elements) if is_tuple else -(-size * _BITS[self.dtype] // 8)
+        for name, value in (("is_tuple", is_tuple), ("size", size), ("logical_bytes", logical)):
+            object.__setattr__(self, name, value)
 
     def leaves(self) -> Iterator[Shape]:
         """The arrays of a tuple, in order; an array is its own only leaf."""
