@@ -50,6 +50,11 @@ class Returned:
     shape: Shape
     argument: int | None
 
+    @property
+    def name(self) -> str:
+        """Its place in the results: `0`, or `1.2` of a nested one."""
+        return ".".join(map(str, self.index)) or "0"
+
 
 def bound_arguments(evidence: Evidence) -> tuple[list[Bound], str]:
     """Return every argument in order, and why donation is not known where it is not ('' where it is)."""

@@ -30,7 +30,7 @@ _SIZED = frozenset(
     """slice dynamic-slice pad concatenate dynamic-update-slice all-gather reduce-scatter all-to-all reduce-window
     select-and-scatter sort bitcast-convert fft topk""".split()
 )
-_NO_DATA = frozenset({"rng-bit-generator", "rng", "rng-get-and-update-state", "get-dimension-size", "after-all"})
+_NO_DATA = frozenset({"rng-bit-generator", "rng", "rng-get-and-update-state", "get-dimension-size"})
 _FRAMES = frozenset({"fusion", "call", "async-start", "map"})
 _MOST = 2_000_000  # steps of one trace
 
@@ -192,12 +192,7 @@ class Batch:
             for operand in at.operands:
                 for index in _leaves(at):
                     self._same_sizes(operand, at, index)
-        elif at.operands and opcode not in (
-            "rng-bit-generator",
-            "rng",
-            "rng-get-and-update-state",
-            "get-dimension-size",
-        ):
+        elif at.operands and opcode not in _NO_DATA:
             if opcode.endswith("-done"):
                 for index in _leaves(at.operands[0]):
                     self._same_sizes_at(at.operands[0], index, at, ())

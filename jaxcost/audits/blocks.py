@@ -76,8 +76,8 @@ def block_checkpoints(replay: Replay, single: Iterable[Held]) -> Iterator[Change
     if blocks > 1:
         yield Change(
             "checkpoint", pattern, f"wrap each block whose weights are {pattern} in jax.checkpoint",
-            f"{taken:,} bytes made in {blocks:,} blocks, told by the weights they read, wait for the backward pass; what "
-            "enters a block is kept", "estimate", tuple(edits),
+            f"{taken:,} bytes made in {blocks:,} blocks, told by the weights they read, wait for the backward pass; "
+            "what enters a block is kept", "estimate", tuple(edits),
             assumptions=("the compiler keeps the recomputation where the checkpoint puts it",),
         )  # fmt: skip
 

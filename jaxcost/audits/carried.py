@@ -169,7 +169,7 @@ def _batch(replay: Replay, roles: Roles) -> Iterator[Change]:
     given = [a for a in roles.arguments if a.parameter is not None and batch.times(a.parameter)]
     halves = sum(a.bytes - (a.bytes >> batch.times(a.parameter)) for a in given if a.parameter is not None)
     results = sum(own - (own >> times) for own, times in roles.results_with_batch())
-    what = f"{len(edits):,} buffers of the heap, {grows:,} bytes, hold the batch, traced from the first dimension of the data"
+    what = f"{len(edits):,} buffers of the heap, {grows:,} bytes, hold the batch, by the data's first dimension"
     what += f" (of {unsure:,} bytes more it cannot be told)" if unsure else ""
     if roles.trains and edits and roles.parameters is not None:
         sums = sum(a.bytes for a in roles.parameters.found)
@@ -180,7 +180,7 @@ def _batch(replay: Replay, roles: Roles) -> Iterator[Change]:
         )  # fmt: skip
     yield Change(
         "batch", "batch", f"a batch of {size // 2} instead of {size} a device",
-        f"{what}: these are halved, and {len(given):,} arguments and the results that hold it lose {halves + results:,} "
-        "bytes", "estimate", tuple(edits), resident=-halves - results,
+        f"{what}: these are halved, and {len(given):,} arguments and the results that hold it lose "
+        f"{halves + results:,} bytes", "estimate", tuple(edits), resident=-halves - results,
         assumptions=(f"{size}, the first dimension of the data, is the batch", "smaller shapes are planned alike"),
     )  # fmt: skip

@@ -116,26 +116,26 @@ def _refused(
     for result in free:
         theirs, mine = layout(_part(root, result.index)), layout_of(at)
         if theirs[2] != mine[2]:
-            return "memory", f"it lies in memory space {mine[2]}, result {_name(result)} in {theirs[2]}", result
+            return "memory", f"it lies in memory space {mine[2]}, result {result.name} in {theirs[2]}", result
         if result.shape.dims == shape.dims and theirs[:2] != mine[:2]:
             return (
                 "layout",
-                f"its layout {mine[0]} {mine[1]} is not that of result {_name(result)}: {theirs[0]} {theirs[1]}",
+                f"its layout {mine[0]} {mine[1]} is not that of result {result.name}: {theirs[0]} {theirs[1]}",
                 result,
             )
     if free:
         said = "it was offered to the compiler, which did not use it" if offered else "the compiler kept them apart"
-        return "dropped", f"result {_name(free[0])} is as large, but {said}", None
+        return "dropped", f"result {free[0].name} is as large, but {said}", None
     fitting = [r for r in results if (r.shape.dtype, r.shape.size) == (shape.dtype, shape.size)]
     if fitting:
-        return "taken", f"result {_name(fitting[0])}, {fitting[0].shape}, takes over another argument", None
+        return "taken", f"result {fitting[0].name}, {fitting[0].shape}, takes over another argument", None
     elements = [r for r in results if r.shape.size == shape.size and not r.shape.is_tuple]
     if elements:
         other = next((r for r in elements if r.argument is None), elements[0])
-        return "dtype", f"no result is {shape}: result {_name(other)} is {other.shape}", other
+        return "dtype", f"no result is {shape}: result {other.name} is {other.shape}", other
     sharded = _sharded(argument, evidence, results)
     if sharded is not None:
-        text = f"result {_name(sharded)} is sharded otherwise: {sharded.shape} on a device, not {argument.shape}"
+        text = f"result {sharded.name} is sharded otherwise: {sharded.shape} on a device, not {argument.shape}"
         return "sharding", text, sharded
     if not results:
         return "shape", "the program returns nothing", None
@@ -156,10 +156,6 @@ def _part(shape: Any, index: tuple[int, ...]) -> Any:
     for i in index:
         shape = shape.tuple_shapes[i]
     return shape
-
-
-def _name(result: Returned) -> str:
-    return ".".join(map(str, result.index)) or "0"
 
 
 # What could be given away -----------------------------------------------------------------------------------------
@@ -253,10 +249,19 @@ def last_use(at: Instruction, order: dict[int, int]) -> tuple[int, Instruction |
                     seen.add(user.id)
                     stack.append(user)
                 continue
-            when = order.get(user.id, len(order))
+            when = max(order.get(at.id, len(order)) for at in _until(user))
             if when > last:
                 last, by = when, user
     return last, by
+
+
+def _until(user: Instruction) -> list[Instruction]:
+    """An instruction, and those that end it where it only starts one: what it reads is read until then."""
+    found = [user]
+    for at in found:
+        if at.opcode.endswith(("-start", "-update")):
+            found += [after for after in at.users if after not in found]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

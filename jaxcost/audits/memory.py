@@ -30,7 +30,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
     """Return the bytes of arguments, results and temporaries, what is live at the peak, and what would lower it."""
     memory, values = evidence.reading.memory, Values()
     found = {f.name: plain(getattr(memory, f.name), values) for f in fields(memory) if f.name != "live"}
-    arguments, _ = bound_arguments(evidence)
+    arguments, unknown = bound_arguments(evidence)
     given, possible = donation(evidence, notes)
     drawn = (found["timeline"] or {}).get("buffers", {}).values()
     wanted = {name for row in memory.live for name in (row.value, row.instruction)}
@@ -52,7 +52,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         "by_source": residents.by_source(evidence, memory.live) if known else None,
         "by_space": residents.spaces(evidence),
         "donation": given,
-        "pruned": residents.pruned(arguments, notes),
+        "pruned": residents.pruned(arguments, unknown, notes),
         "constants": residents.constants(evidence, notes),
         "padding": residents.padding(evidence, arguments, notes),
         "packing": residents.packing(evidence, arguments),
@@ -99,8 +99,8 @@ def rematerialisation(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         notes.find("rematerialisation", text, where=reading.xla_remat[0])
     if expected and memory.believed_bytes is not None and limit is not None:
         text = (
-            f"XLA's defaults would recompute in silence: its pass counts {memory.believed_bytes:,} bytes of temporaries "
-            f"and its limit is {limit:,}"
+            f"XLA's defaults would recompute in silence: its pass counts {memory.believed_bytes:,} bytes of "
+            f"temporaries and its limit is {limit:,}"
         )
         notes.find("rematerialisation", text, bytes=memory.believed_bytes - limit)
     if row["fits"] is False:

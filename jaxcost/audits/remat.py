@@ -77,8 +77,8 @@ def _loop(replay: Replay, loop: Instruction, chain: tuple[Slot, ...], found: lis
             costs = (Edit(events[0], events[-1] + 1, (total - kept) // trips),)
     yield Change(
         "checkpoint", loop.name, f"wrap the body of the loop over layers ({loop.name}) in jax.checkpoint",
-        f"{len(found):,} stacks of {total:,} bytes are made by {loop.name} for the backward pass; a checkpoint of its body "
-        f"keeps the carry of {trips:,} rounds, {kept:,} bytes. At least: those of one round are there again in each",
+        f"{len(found):,} stacks of {total:,} bytes are made by {loop.name} for the backward pass; a checkpoint of its "
+        f"body keeps the carry of {trips:,} rounds, {kept:,} bytes. At least: those of one round are there in each",
         "interval" if costs is not None else "upper", tuple(edits), costs=costs,
         assumptions=("the whole body is made again once in the backward pass",),
     )  # fmt: skip
@@ -159,8 +159,9 @@ def _region(
         return None
     return Change(
         "checkpoint", pattern, f"wrap {pattern} in jax.checkpoint",
-        f"{taken:,} bytes made in {len(scopes):,} regions {pattern} wait for the backward pass; what enters one is kept",
-        "estimate", tuple(edits), assumptions=("the compiler keeps the recomputation where the checkpoint puts it",),
+        f"{taken:,} bytes made in {len(scopes):,} regions {pattern} wait for the backward pass; what enters one "
+        "is kept", "estimate", tuple(edits),
+        assumptions=("the compiler keeps the recomputation where the checkpoint puts it",),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ packed types, copies of loop state, arrays that are there twice; and what is liv
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -42,8 +42,11 @@ def spaces(evidence: Evidence) -> list[dict[str, Any]]:
     ]
 
 
-def pruned(arguments: Iterable[Bound], notes: Notes) -> dict[str, Any]:
-    """Return the arguments that the program does not take. The caller still holds them."""
+def pruned(arguments: Iterable[Bound], unknown: str, notes: Notes) -> dict[str, Any]:
+    """Return the arguments that the program does not take. The caller still holds them.
+
+    `unknown`: why the arguments of the call are not known, '' where they are; then nothing tells what was pruned.
+    """
     rows: list[dict[str, Any]] = [
         {"path": a.path, "shape": a.shape, "bytes": a.bytes, "sharding": a.given.sharding}
         for a in arguments
@@ -52,10 +55,13 @@ def pruned(arguments: Iterable[Bound], notes: Notes) -> dict[str, Any]:
     for row in rows[:20]:
         if row["bytes"] >= _LARGE:
             notes.find(
-                "pruned", f"{row['path']} is not used: the program does not take it, and its {row['bytes']:,} bytes stay "
-                "where the caller holds them", where=row["path"], bytes=row["bytes"],
+                "pruned", f"{row['path']} is not used: the program does not take it, and its {row['bytes']:,} bytes "
+                "stay where the caller holds them", where=row["path"], bytes=row["bytes"],
             )  # fmt: skip
-    return {"bytes": sum(row["bytes"] for row in rows), "count": len(rows), "arguments": rows[:_LISTED]}
+    return {
+        "bytes": None if unknown else sum(row["bytes"] for row in rows), "count": None if unknown else len(rows),
+        "arguments": rows[:_LISTED], "reason": unknown or None,
+    }  # fmt: skip
 
 
 # Constants --------------------------------------------------------------------------------------------------------
@@ -65,29 +71,28 @@ def constants(evidence: Evidence, notes: Notes) -> dict[str, Any]:
     """Return the arrays that are part of the program: captured by the function, or folded by the compiler.
 
     `copies` counts equal constants of the module; `captured` whether the function captured an array of these bytes.
+    What it captured is null where nothing but a module, or a lowered stage, is known.
     """
     module, lowered = evidence.graph.module, evidence.program.lowered
-    captured: dict[tuple[str, int], int] = defaultdict(int)
-    for constant in lowered.constants if lowered is not None else ():
-        captured[_HLO_DTYPES.get(constant.dtype, constant.dtype), constant.bytes] += 1
-    rows: list[dict[str, Any]] = []
-    digests: dict[str, list[Instruction]] = defaultdict(list)
+    given = lowered.constants if lowered is not None and lowered.jaxpr is not None else None
+    captured = Counter((_HLO_DTYPES.get(one.dtype, one.dtype), one.bytes) for one in given or ())
+    made: list[tuple[Instruction, dict[str, Any]]] = []
     for at in module.walk():
         if at.opcode != "constant" or at.shape.bytes < _SMALL or at.shape.is_tuple:
             continue
         digest = hashlib.sha256(at.proto.literal.SerializeToString()).hexdigest()
-        digests[digest].append(at)
         key = (at.shape.dtype, at.shape.logical_bytes)
         own = captured[key] > 0
         captured[key] -= own
-        rows.append({
+        made.append((at, {
             "name": at.name, "shape": str(at.shape), "bytes": at.shape.bytes, "digest": digest[:16],
-            "captured": own if lowered is not None and lowered.jaxpr is not None else None,
-            "source": nearest_source(evidence, at),
-        })  # fmt: skip
-    for row in rows:
-        row["copies"] = sum(1 for d, found in digests.items() if d.startswith(row["digest"]) for _ in found)
-    rows.sort(key=lambda row: -row["bytes"])
+            "captured": own if given is not None else None,
+        }))  # fmt: skip
+    copies = Counter(row["digest"] for _, row in made)
+    made.sort(key=lambda pair: -pair[1]["bytes"])
+    rows = [
+        {**row, "source": nearest_source(evidence, at), "copies": copies[row["digest"]]} for at, row in made[:_LISTED]
+    ]
     for row in rows[:20]:
         if row["bytes"] >= _LARGE:
             whose = "captured by the function" if row["captured"] else "of the program"
@@ -98,10 +103,9 @@ def constants(evidence: Evidence, notes: Notes) -> dict[str, Any]:
             )  # fmt: skip
     absent = [{"dtype": dtype, "bytes": size, "count": count} for (dtype, size), count in captured.items() if count > 0]
     return {
-        "bytes": evidence.reading.memory.constant_bytes, "rows": rows[:_LISTED],
-        "not_listed": max(0, len(rows) - _LISTED),
-        "captured_bytes": sum(c.bytes for c in lowered.constants) if lowered is not None else None,
-        "captured_but_no_constant": absent,
+        "bytes": evidence.reading.memory.constant_bytes, "rows": rows, "not_listed": len(made) - len(rows),
+        "captured_bytes": None if given is None else sum(one.bytes for one in given),
+        "captured_but_no_constant": None if given is None else absent,
     }  # fmt: skip
 
 
@@ -114,7 +118,7 @@ def padding(evidence: Evidence, arguments: Iterable[Bound], notes: Notes) -> dic
         {"what": kind, "name": name, "shape": str(shape), "logical_bytes": shape.logical_bytes, "bytes": shape.bytes}
         for kind, name, shape in (
             *(("argument", a.path, a.parameter.shape) for a in arguments if a.parameter is not None),
-            *(("result", ".".join(map(str, r.index)) or "0", r.shape) for r in returned(evidence)),
+            *(("result", r.name, r.shape) for r in returned(evidence)),
         )
         if shape.bytes > shape.logical_bytes
     ]
@@ -148,7 +152,7 @@ def packing(evidence: Evidence, arguments: Iterable[Bound]) -> list[dict[str, An
     narrow = ("s4", "u4", "s2", "u2", "s1", "u1", "f4", "f6", "f8", "pred")
     shapes = [
         *(("argument", a.path, a.parameter.shape) for a in arguments if a.parameter is not None),
-        *(("result", ".".join(map(str, r.index)) or "0", r.shape) for r in returned(evidence)),
+        *(("result", r.name, r.shape) for r in returned(evidence)),
     ]
     return [
         {
@@ -161,7 +165,8 @@ def packing(evidence: Evidence, arguments: Iterable[Bound]) -> list[dict[str, An
 
 
 def host(evidence: Evidence, arguments: Iterable[Bound], notes: Notes) -> dict[str, Any]:
-    """Return what the program keeps in the host's memory: none of it is in the device's bytes.
+    """Return what the program keeps in the host's memory: none of it is in the device's bytes. `bytes` is null where
+    the module has temporaries there and no plan of its memory.
 
     An argument that the caller keeps on the host while the module takes it in device memory is a finding.
     """
@@ -190,6 +195,11 @@ def host(evidence: Evidence, arguments: Iterable[Bound], notes: Notes) -> dict[s
             for a in arguments
             if a.parameter is not None and a.parameter.shape.memory_space == HOST_SPACE
         ]
+        rows += [
+            {"what": "result", "name": r.name, "shape": str(r.shape), "bytes": r.shape.bytes}
+            for r in returned(evidence)
+            if r.argument is None and r.shape.memory_space == HOST_SPACE
+        ]
     for argument in arguments:
         at = argument.parameter
         asked = argument.given is not None and argument.given.sharding.endswith("_host")
@@ -204,7 +214,14 @@ def host(evidence: Evidence, arguments: Iterable[Bound], notes: Notes) -> dict[s
         if at.opcode in ("copy-start", "async-start")
         and {leaf.memory_space for leaf in at.shape.leaves()} >= {HOST_SPACE, DEVICE_SPACE}
     )
-    return {"bytes": sum(int(row["bytes"]) for row in rows), "rows": rows[:_LISTED], "transfers": transfers}
+    planned = assignment is not None or not any(
+        leaf.memory_space == HOST_SPACE
+        for at in module.walk()
+        if at.opcode not in ("parameter", "tuple") and at is not module.entry.root
+        for leaf in at.shape.leaves()
+    )
+    size = sum(int(row["bytes"]) for row in rows) if planned else None
+    return {"bytes": size, "rows": rows[:_LISTED], "transfers": transfers}
 
 
 # Copies -----------------------------------------------------------------------------------------------------------
@@ -249,7 +266,8 @@ def loop_copies(evidence: Evidence, notes: Notes) -> list[dict[str, Any]]:
     for loop_name, found in by_loop.items():
         size = sum(row["bytes"] for row in found)
         if size >= _LARGE:
-            text = f"{len(found):,} copies of the state of {loop_name}, {size:,} bytes; the largest because {found[0]['why']}"
+            why = found[0]["why"]
+            text = f"{len(found):,} copies of the state of {loop_name}, {size:,} bytes; the largest because {why}"
             notes.find("loop_copy", text, where=found[0]["source"] or loop_name, bytes=size)
     return rows[:_LISTED]
 
@@ -300,7 +318,7 @@ def twice(evidence: Evidence, arguments: Iterable[Bound], notes: Notes) -> list[
         path = names.get(source.proto.parameter_number, source.name)
         rows.append({"path": path, "result": list(result.index), "bytes": result.shape.bytes})
         if result.shape.bytes >= _LARGE:
-            text = f"result {'.'.join(map(str, result.index)) or '0'} is {path} unchanged, in memory of its own"
+            text = f"result {result.name} is {path} unchanged, in memory of its own"
             notes.find("twice", text, where=path, bytes=result.shape.bytes)
     return rows[:_LISTED]
 

@@ -69,7 +69,7 @@ def _on_checkpoints(replay: Replay, notes: Notes) -> None:
     saved = waiting(replay)
     if replay.evidence.platform == "cpu" and saved * 10 >= peak:
         text = (
-            f"{saved:,} bytes outside loops wait for the backward pass at the peak; no checkpoint is proposed for them, "
-            "as the CPU compiler undoes one in straight-line code: audit for the device it is to run on"
+            f"{saved:,} bytes outside loops wait for the backward pass at the peak; no checkpoint is proposed for "
+            "them, as the CPU compiler undoes one in straight-line code: audit for the device it is to run on"
         )
         notes.find("checkpoint", text, bytes=saved)

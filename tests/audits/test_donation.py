@@ -4,7 +4,11 @@ import jax
 import pytest
 
 from jaxcost.audits.audit import ALLOWED, audit
+from jaxcost.audits.donation import last_use, schedule
+from jaxcost.audits.evidence import gather
 from jaxcost.observation.pool import Pool
+from jaxcost.observation.sources import Program
+from tests.observation.hlo.building import Program as ByHand
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +93,22 @@ def test_an_argument_read_after_the_result_is_written_is_unsure(pool):
     section, _ = given(pool, program, array(256, 256))
     (row,) = section["possible"]
     assert not row["sure"] and "still reads it" in row["why"]
+
+
+@pytest.mark.parametrize(("asynchronous", "place"), [(True, 3), (False, 1)])
+def test_what_starts_a_transfer_reads_until_its_end(asynchronous, place):
+    """A result written between start and end of a gather cannot lie in the gathered argument's memory."""
+    made = ByHand()
+    made.computation("entry")
+    given = made.add("parameter", ("f32", 16))
+    opcode, more = ("all-gather", {"dimensions": [0]})
+    if asynchronous:
+        start = made.add("all-gather-start", [("f32", 16), ("f32", 128)], [given], **more)
+    else:
+        start = made.add(opcode, ("f32", 128), [given], **more)
+    other = made.add("constant", ("f32", 16))
+    end = made.add("all-gather-done", ("f32", 128), [start]) if asynchronous else start
+    made.add("tuple", [("f32", 16), ("f32", 128)], [other, end])
+    module = gather(Program("proto", "x", made.bytes(), "cuda")).graph.module
+    when, by = last_use(module.entry.parameters[0], schedule(module))
+    assert (when, by.opcode) == (place, "all-gather-start" if asynchronous else "all-gather")

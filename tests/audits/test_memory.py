@@ -371,3 +371,36 @@ def test_without_a_heap_trace_the_peak_is_unknown():
     assert section["savings"]["rows"] == [] and "buffer assignment" in section["savings"]["reason"]
     assert section["donation"]["known"] is False and section["donation"]["in_vain_bytes"] is None
     assert [u["what"] for u in notes.unknowns] == ["live peak"]
+    assert section["pruned"]["bytes"] is None and "call is not at hand" in section["pruned"]["reason"]
+    assert section["constants"]["captured_bytes"] is None and section["host"]["bytes"] == 0
+
+
+def test_what_a_lowered_stage_captured_is_unknown(pool):
+    """Its constant stands in the module, whoever captured it; a function tells."""
+    stage = jax.jit(lambda x: x @ TABLE).lower(array(64, 1024))
+    section = audit(stage, pool=pool).memory["constants"]
+    assert section["captured_bytes"] is section["captured_but_no_constant"] is None
+    assert [(row["bytes"], row["captured"]) for row in section["rows"]] == [(4 * MIB, None)]
+
+
+def test_temporaries_on_the_host_without_a_plan_are_unknown():
+    from jaxcost.audits import residents
+    from jaxcost.audits.arguments import bound_arguments
+    from jaxcost.audits.evidence import Notes, gather
+    from jaxcost.observation.sources import Program
+    from tests.observation.hlo.building import Program as ByHand
+
+    def host(where):
+        made = ByHand()
+        made.computation("entry")
+        given = made.add("parameter", ("f32", 1024))
+        away = made.add("negate", ("f32", 1024), [given])
+        made.add("negate", ("f32", 1024), [away])
+        for number in where:
+            made.open.instructions[number].shape.layout.memory_space = 5
+        evidence = gather(Program("proto", "x", made.bytes(), "tpu"))
+        return residents.host(evidence, bound_arguments(evidence)[0], Notes())
+
+    assert host([])["bytes"] == 0
+    assert host([1])["bytes"] is None and host([0])["bytes"] == 4096
+    assert [row["what"] for row in host([0, 2])["rows"]] == ["argument", "result"]
