@@ -121,8 +121,8 @@ class Audit:
         target = self.data["program"]["target"]
         where = target["text"] if target else self.data["program"]["platform"]
         unknown = f", {len(self.unknowns)} unknown" if self.unknowns else ""
-        required = self.memory.get("required_bytes")
-        return f"Audit({self.name} on {where}: {self.flops} FLOPs, {required} bytes required{unknown})"
+        required = _cell(self.memory.get("required_bytes"))
+        return f"Audit({self.name} on {where}: {_cell(self.flops)} FLOPs, {required} bytes required{unknown})"
 
     __repr__ = __str__
 

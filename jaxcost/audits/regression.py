@@ -387,8 +387,8 @@ def figures(data: Mapping[str, Any], where: str = "audit") -> dict[str, _Figure]
         add(name, value, unit, "a loop around it has no known count")
     loops = part("loops", list)
     add("loops.count", len(loops), "loops")
-    add("loops.trips", _sum(loop.get("total", loop.get("trips")) for loop in loops if isinstance(loop, dict)), "trips",
-        "a loop has no known count")  # fmt: skip
+    add("loops.trips", _sum(loop.get("total_trips", loop.get("trips")) for loop in loops if isinstance(loop, dict)),
+        "trips", "a loop has no known count")  # fmt: skip
     add("unknowns.count", len(part("unknowns", list)), "unknowns")
     add("findings.count", len(part("findings", list)), "findings")
     if problems:

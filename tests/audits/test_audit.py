@@ -288,9 +288,10 @@ def test_an_audit_is_saved_and_read_again(pool, tmp_path):
     path = audit.save(tmp_path / "step.json")
     again = Audit.from_dict(json.loads(path.read_text()))
     assert again == audit and str(again) == str(audit) and "step on cpu:1" in str(audit)
-    assert f"{FLOPS:,}" in audit._repr_html_()
+    assert f"{FLOPS:,}" in audit._repr_html_() and f"{FLOPS:,} FLOPs" in str(audit)
     odd = Audit.from_dict({**audit.data, "program": {**audit.data["program"], "name": "<b>"}, "flops": {"total": None}})
     assert "<b>" not in odd._repr_html_() and "unknown" in odd._repr_html_()
+    assert "unknown FLOPs" in str(odd) and "None" not in str(odd)
     copied = audit.to_dict()
     copied["flops"]["total"] = 0
     assert audit.flops == FLOPS

@@ -409,6 +409,14 @@ def test_the_bytes_of_collectives_are_payload_everywhere(recorded, document, cap
     assert f"collectives.all-gather[{'+'.join(row['axes'])}].bytes" in capsys.readouterr().out
 
 
+def test_trips_of_loops_are_those_of_a_step(document):
+    """A loop inside another runs as often as both say."""
+    document["loops"] = [{"trips": 7, "total_trips": 35}, {"trips": 5, "total_trips": 5}]
+    assert figures(document)["loops.trips"].range.high == 40
+    document["loops"][0]["total_trips"] = None
+    assert figures(document)["loops.trips"].range.high is None
+
+
 def test_every_status_is_one_of_those_named(recorded, document):
     for _, change in [*GROWN, *UNKNOWN]:
         change(document)
