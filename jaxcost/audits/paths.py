@@ -14,7 +14,7 @@ from jaxcost.audits.regression import checked
 from jaxcost.audits.saved import read_document
 from jaxcost.contracts.errors import Problem, UnavailableError, reject
 from jaxcost.observation.pool import Pool, Request, WorkerFailure
-from jaxcost.observation.sources.dumps import DumpedModule, choose, dumped_file, read_dump
+from jaxcost.observation.sources.dumps import DumpedModule, choose, dumped_file, meant_by, read_dump
 from jaxcost.observation.targets import Family, parse_target
 
 RECORD_SCHEMA = "jaxcost.record.v1"
@@ -116,8 +116,7 @@ def _dump(asked: Asked, pool: Pool, say: Callable[[str], None]) -> tuple[list[Au
         chosen, how = choose(modules, asked.module, asked.path.name)
         return [audited(_value(pool, _module(asked, chosen, how)))], []
     if asked.module is not None:
-        _, _ = choose(modules, asked.module, asked.path.name)
-        modules = [at for at in modules if asked.module in (at.name, at.label, at.path.name, str(at.number))]
+        modules = meant_by(modules, asked.module, asked.path.name)
     say(f"{len(modules)} modules")
     results = pool.map(_module(asked, at, "") for at in modules)
     audits, failed = [], []

@@ -38,7 +38,7 @@ class _Held(io.StringIO):
         return self.out.isatty()
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]
+    def encoding(self) -> str:  # type: ignore[override]  # of io.StringIO an attribute, which cannot follow the stream
         return self.out.encoding or "utf-8"
 
 

@@ -125,6 +125,10 @@ def test_a_dump_is_audited_by_its_largest_module_another_or_all(run, dumped, tar
     assert every["schema"] == "jaxcost.audits.v1" and not every["rejected"]
     assert [audit["program"]["name"] for audit in every["audits"]] == ["step", "init"]
     assert len(run(folder, "--all", text=True).splitlines()) == 2
+    number = every["audits"][1]["program"]["notes"][0].partition("module_")[2].partition(".")[0]
+    for wanted in (number, str(int(number)), f"{int(number):09d}"):
+        (one,) = run(folder, "--all", "--module", wanted)["audits"]
+        assert one["program"]["name"] == "init", wanted
 
 
 @pytest.mark.parametrize("proto", [True, False])

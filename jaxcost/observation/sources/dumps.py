@@ -115,14 +115,7 @@ def choose(modules: Sequence[DumpedModule], wanted: str | None, where: str) -> t
     Raises:
         RejectedError: none of them is meant.
     """
-    among = list(modules)
-    if wanted is not None:
-        number = int(wanted) if wanted.isdecimal() and len(wanted) < 19 else None
-        among = [at for at in modules if wanted in (at.name, at.label, at.path.name) or at.number == number]
-        if not among:
-            known = ", ".join(dict.fromkeys(at.name for at in modules[:200]))
-            rule = f"no module of {where} has this name or number"
-            raise reject("--module", wanted, rule, f"choose one of {known[:400]}")
+    among = list(modules) if wanted is None else meant_by(modules, wanted, where)
     chosen = among[0]
     if len(among) == 1:
         return chosen, ""
@@ -130,6 +123,21 @@ def choose(modules: Sequence[DumpedModule], wanted: str | None, where: str) -> t
     return chosen, (
         f"the largest file of {len(among)} {meant} in the dump; --module chooses another, --all audits each"
     )
+
+
+def meant_by(modules: Sequence[DumpedModule], wanted: str, where: str) -> list[DumpedModule]:
+    """Return the modules of this name, label, number or file, in their order.
+
+    Raises:
+        RejectedError: there is none.
+    """
+    number = int(wanted) if wanted.isdecimal() and len(wanted) < 19 else None
+    among = [at for at in modules if wanted in (at.name, at.label, at.path.name) or at.number == number]
+    if not among:
+        known = ", ".join(dict.fromkeys(at.name for at in modules[:200]))
+        rule = f"no module of {where} has this name or number"
+        raise reject("--module", wanted, rule, f"choose one of {known[:400]}")
+    return among
 
 
 def _label(match: re.Match[str]) -> str:

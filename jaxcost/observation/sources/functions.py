@@ -38,7 +38,6 @@ JIT_OPTIONS = (
 MOST_CONSTANT_BYTES = 2**30
 _NARROW = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2, "int1": 1, "uint1": 1}
 _NAMED, _SHORT = 8, 32  # fixed leaves that a note names, and the longest value it shows
-_CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print", "outside_call")
 
 
 def lower_function(
@@ -159,8 +158,7 @@ def describe(
         name=module.name.removeprefix("jit_"), platform=platform, device_count=module.device_count,
         arguments=tuple(arguments), results=results,
         constants=tuple(constants(jaxpr)) if jaxpr is not None else (), mesh=mesh,
-        jaxpr=jaxpr_section(jaxpr, open_kernels=True) if jaxpr is not None else None,
-        callbacks=sum(_callbacks(jaxpr)) if jaxpr is not None else 0, warnings=(*said, *conflict),
+        jaxpr=jaxpr_section(jaxpr, open_kernels=True) if jaxpr is not None else None, warnings=(*said, *conflict),
     ), module  # fmt: skip
 
 
@@ -378,7 +376,7 @@ def _refusing(doing: str, function: Any, run: Callable[[], Any]) -> Any:
         return run()
     except RejectedError:
         raise
-    except (Exception, SystemExit, GeneratorExit) as error:
+    except (Exception, SystemExit, GeneratorExit) as error:  # the function is the user's: it may raise anything
         name = function if isinstance(function, str) else _name(function)
         rule = f"JAX cannot {doing} it: {type(error).__name__}: {first_line(error)}"
         remedy = "call jax.jit(function).lower(*args) to see where" if doing == "lower" else "correct the call"
@@ -457,12 +455,3 @@ def _captured(jaxpr: Any, found: dict[int, Any]) -> None:
                 if hasattr(getattr(item, "jaxpr", item), "eqns"):
                     _captured(item, found)
     found |= {id(value): value for value in held if is_array(value)}
-
-
-def _callbacks(jaxpr: Any) -> Iterator[int]:
-    """One for each equation that calls back into Python."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        if eqn.primitive.name in _CALLBACKS:
-            yield 1
-        for _, inner in inside(eqn):
-            yield from _callbacks(inner)

@@ -45,7 +45,7 @@ def lower_named(
         return lowered_stage(*stage, target)
     try:
         return lower_function(function, args, keywords, platform=target.family, mesh=mesh)
-    except Exception:
+    except Exception:  # refused by what lowers it, or a fault of jaxcost's own: either is what it is
         raise
     except BaseException as error:  # in a worker no interrupt is the user's: the function raised it
         raise _raised(name, "tracing", error) from error
@@ -87,7 +87,7 @@ def _found(name: str, folder: str) -> Any:
             rule = f"no module {error.name} in {folder} or on the Python path"
             raise reject(_OPTION, name, rule, "run in its folder, or set PYTHONPATH") from None
         raise _raised(name, "import", error) from error
-    except BaseException as error:
+    except BaseException as error:  # the module is the user's: it may raise anything, or end the process
         raise _raised(name, "import", error) from error
     for index, part in enumerate(names):
         if not hasattr(value, part):
@@ -100,7 +100,7 @@ def _found(name: str, folder: str) -> Any:
 def _needed(function: Any) -> list[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # a callable without a signature
         return []
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]

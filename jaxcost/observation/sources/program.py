@@ -53,7 +53,6 @@ class Lowered:
     constants: tuple[Constant, ...]
     mesh: Mapping[str, int]
     jaxpr: Mapping[str, Any] | None
-    callbacks: int = 0
     warnings: tuple[str, ...] = ()
     jitted: str = ""
 

@@ -53,7 +53,7 @@ def test_arguments_are_named_counted_and_known_as_donated_and_kept(platform):
     assert lowered.results == ("float32[7]", "float32[16,16]", "float32[]")
     assert (lowered.platform, lowered.device_count, module.device_count) == (platform, 1, 1)
     assert lowered.jaxpr["flops"] == 2 * 4 * 16 * 16
-    assert not lowered.constants and lowered.mesh == {} and lowered.callbacks == 0
+    assert not lowered.constants and lowered.mesh == {}
 
 
 def test_records_cross_processes_unchanged():
@@ -304,16 +304,18 @@ def test_a_shard_map_over_abstract_devices_brings_its_mesh(jitted):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-def test_callbacks_are_counted_and_lowered_for_any_platform(platform):
+def test_callbacks_are_named_and_lowered_for_any_platform(platform):
     def function(x):
         jax.debug.print("{}", x.sum())
         y = jax.pure_callback(lambda v: np.asarray(v), shape(8, 8), x)
         return jax.lax.map(lambda row: jax.experimental.io_callback(np.sin, shape(8), row, ordered=True), y)
 
     lowered, module = lower(function, shape(8, 8), platform=platform)
-    assert lowered.callbacks == 3 and lowered.platform == platform
+    assert lowered.platform == platform
+    called = {row["primitive"].removeprefix("debug_") for row in lowered.jaxpr["opaque"]}
+    assert called in ({"print", "io_callback", "pure_callback"}, {"callback", "io_callback", "pure_callback"})
     assert module.free_inputs == (False, True)  # the token of what is ordered stands first
-    assert lower(lambda x: x, shape(8), platform=platform)[0].callbacks == 0
+    assert not lower(lambda x: x, shape(8), platform=platform)[0].jaxpr["opaque"]
 
 
 def test_a_donation_that_cannot_be_used_is_told_and_not_printed(recwarn):
