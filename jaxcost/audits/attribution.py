@@ -26,7 +26,6 @@ from jaxcost.observation.hlo.contractions import placed
 from jaxcost.observation.hlo.frames import Frame, Stacks, user_frame
 from jaxcost.observation.hlo.memory import LiveBuffer
 from jaxcost.observation.hlo.module import Instruction
-from jaxcost.observation.hlo.traffic import moved_bytes
 from jaxcost.observation.sections import short_path
 
 MOST_NODES = 6000  # of each tree in the document
@@ -224,8 +223,9 @@ class _Reader:
                     self.unknown.append((place, _FLOPS, reason))
 
     def bytes(self) -> None:
-        for at, amount in moved_bytes(self.graph.module, self.counts):
+        for number, amount in self.graph.moved_bytes.items():
             if amount:
+                at = self.graph.module.instructions[number]
                 place = self.graph.places.of(at)
                 self.add(at, _BYTES, self.places(at, place.scope, place.phase, place.exact), amount)
 

@@ -9,8 +9,9 @@ never as zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ _CUDNN_CONV = {
     "__cudnn$convBackwardFilter": "filter",
 }  # fmt: skip
 _OPAQUE_OPCODES = frozenset(["ragged-dot", "cholesky", "triangular-solve", "fft"])
+_COUNTED = _OPAQUE_OPCODES | {"dot", "scaled-dot", "convolution", "custom-call"}
 _LOOK_THROUGH = frozenset("bitcast copy convert reshape transpose".split())
 _CONCATENATE = frozenset(["concatenate"])
 _SLICE = frozenset(["slice"])
@@ -476,14 +478,19 @@ class _Reader:
 
     # The lists ----------------------------------------------------------------------------------------------------
 
+    def running(self) -> Iterator[Instruction]:
+        """The instructions that may run."""
+        reached = self.executions.reached
+        return chain.from_iterable(c.instructions for c in self.module.computations if c.id in reached)
+
     def strength_reduced(self) -> Iterable[StrengthReduced]:
         """Multiply (+ reduce) that a dot_general became: a reduce over a product costs 2 per input, an outer product 2
         per output. A reduce over the parts of a split dot is no product and is left out.
         """
         consumed: set[int] = set()
         waiting: list[Instruction] = []
-        for at in self.module.walk():
-            if at.opcode not in ("reduce", "multiply") or not at.op_name or self.counts[at.computation.id] == ZERO:
+        for at in self.running():
+            if at.opcode not in ("reduce", "multiply") or not at.op_name:
                 continue
             primitive = primitive_of(at.op_name)
             if at.opcode == "multiply" and primitive == "dot_general":
@@ -540,8 +547,8 @@ def read_contractions(
     reader = _Reader(module, executions, places, platform)
     rows: list[Contraction] = []
     opaque: list[Opaque] = []
-    for at in module.walk():
-        if reader.counts[at.computation.id] == ZERO:
+    for at in reader.running():
+        if at.opcode not in _COUNTED:
             continue
         row: Contraction | None = None
         if at.opcode in ("dot", "scaled-dot"):
@@ -556,7 +563,7 @@ def read_contractions(
                 row = reader.cudnn(at)
             if row is None and target not in HARMLESS_TARGETS:
                 opaque.append(reader.opaque(at))
-        elif at.opcode in _OPAQUE_OPCODES:
+        else:
             opaque.append(reader.opaque(at))
         if row is not None:
             rows.append(row)

@@ -23,7 +23,6 @@ from jaxcost.observation.hlo.module import Computation, Instruction
 from jaxcost.observation.hlo.reading import Graph
 from jaxcost.observation.hlo.schema import agreeing
 from jaxcost.observation.hlo.shapes import Shape
-from jaxcost.observation.hlo.trips import ZERO
 
 # opcode -> kind, where it counts once per element of its result.
 _ELEMENTWISE: dict[str, str] = {
@@ -97,10 +96,10 @@ class _Counter:
 
     def count(self) -> Primitives:
         executions, module = self.graph.executions, self.graph.module
-        reached = executions.counts()
+        reached = executions.reached
         own: dict[int, dict[Key, int]] = {}
         for computation in module.computations:
-            if computation.is_fusion or reached[computation.id] == ZERO:
+            if computation.is_fusion or computation.id not in reached:
                 continue
             keys: dict[Key, int] = {}
             for (name, (scope, phase)), amount in self.inside(computation).items():

@@ -110,13 +110,16 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The module behind a reading, for what goes on to ask about single instructions."""
+    """The module behind a reading, for what goes on to ask about single instructions. `moved_bytes`: what one execution
+    of an instruction reads and writes in device memory, by its id.
+    """
 
     module: Module
     assignment: Proto | None
     loops: Mapping[int, Loop]
     executions: Executions
     places: Places
+    moved_bytes: Mapping[int, int]
 
 
 def read_hlo(
@@ -179,7 +182,7 @@ def _read(
     places = Places(scopes_kept)
     contractions, notes = read_contractions(module, executions, places, platform)
     memory, memory_notes = read_memory(module, assignment, places, platform, general=general)
-    traffic = read_traffic(module, executions, places)
+    traffic, moved = read_traffic(module, executions, places)
     collectives = read_collectives(module, executions, places, mesh, devices_per_node)
     unknowns = [
         *module.unknowns,
@@ -201,4 +204,4 @@ def _read(
         traffic=traffic, collectives=collectives,
         xla_remat=tuple(at.name for at in module.walk() if ".remat" in at.name), unknowns=tuple(unknowns),
     )  # fmt: skip
-    return reading, Graph(module, assignment, loops, executions, places)
+    return reading, Graph(module, assignment, loops, executions, places, moved)

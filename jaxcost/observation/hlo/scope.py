@@ -69,6 +69,7 @@ def names_of(op_name: str) -> tuple[str, ...]:
     return (op_name,)
 
 
+@lru_cache(maxsize=1 << 16)
 def primitive_of(op_name: str) -> str:
     """The last part of a name: JAX's primitive (`dot_general`)."""
     return split_path(names_of(op_name)[0])[-1]

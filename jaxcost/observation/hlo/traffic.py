@@ -10,7 +10,7 @@ Sizes are counted twice, as stored and without the padding of tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxcost.observation.hlo.module import Computation, Instruction, Module
@@ -164,29 +164,21 @@ def _fused(computation: Computation) -> Iterator[Instruction]:
                 stack.append(at.called[0])
 
 
-def _contains(computation: Computation, opcodes: frozenset[str]) -> bool:
-    return any(at.opcode in opcodes for at in _fused(computation))
-
-
 def _only_moves(at: Instruction) -> bool:
     """Whether nothing is computed but the place of elements; arithmetic on scalar indices does not count."""
-    return all(
-        one.opcode in _MOVES
-        or (not one.shape.is_tuple and one.shape.size == 1 and one.shape.dtype in ("s32", "u32", "pred"))
-        for one in (_fused(at.called[0]) if at.opcode == "fusion" else [at])
-    )
+    return at.opcode in _MOVES or (at.shape.size == 1 and at.shape.dtype in ("s32", "u32", "pred"))
 
 
 def category_of(at: Instruction) -> str:
     """The category of a top-level instruction."""
     opcode = at.opcode
     if opcode == "fusion":
-        inside = at.called[0]
-        if _contains(inside, _PRODUCTS):
+        held = {one.opcode for one in _fused(at.called[0])}
+        if not held.isdisjoint(_PRODUCTS):
             return "contraction"
-        if _contains(inside, COLLECTIVES):
+        if not held.isdisjoint(COLLECTIVES):
             return "collective"
-        return "copy" if all(_only_moves(i) for i in inside.instructions) else "fusion"
+        return "copy" if all(_only_moves(one) for one in _fused(at.called[0])) else "fusion"
     if opcode in _PRODUCTS:
         return "contraction"
     if opcode in COLLECTIVES or opcode in ("send", "recv"):
@@ -249,11 +241,11 @@ def _workspace(at: Instruction) -> int:
     return sum(leaf.bytes for leaf in at.shape.elements[1:] if leaf.dtype in ("s8", "u8") and len(leaf.dims) == 1)
 
 
-def moving(module: Module, counts: Mapping[int, Total]) -> Iterator[Instruction]:
+def moving(module: Module, executions: Executions) -> Iterator[Instruction]:
     """The instructions that move data: those at top level that run at all and are no bookkeeping."""
-    top = frames(module)
+    top = frames(module) & executions.reached
     for computation in module.computations:
-        if computation.id not in top or counts[computation.id] == ZERO:
+        if computation.id not in top:
             continue
         for at in computation.instructions:
             if at.opcode in BOOKKEEPING or at.opcode in DONE or at.opcode == "async-start":
@@ -263,23 +255,20 @@ def moving(module: Module, counts: Mapping[int, Total]) -> Iterator[Instruction]
             yield at
 
 
-def moved_bytes(module: Module, counts: Mapping[int, Total]) -> Iterator[tuple[Instruction, int]]:
-    """Each instruction that moves data, and the bytes it reads and writes in device memory in one execution."""
-    stored = _Fusions(_stored)
-    for at in moving(module, counts):
-        read, written, _ = _moved(at, stored)
-        yield at, read + written
-
-
-def read_traffic(module: Module, executions: Executions, places: Places, keep: int = 64) -> Traffic:
-    """Traffic of the module; the `keep` instructions that move most are listed."""
+def read_traffic(
+    module: Module, executions: Executions, places: Places, keep: int = 64
+) -> tuple[Traffic, dict[int, int]]:
+    """Traffic of the module, of which the `keep` instructions that move most are listed; and of each instruction that
+    moves data the bytes it reads and writes in device memory in one execution.
+    """
     counts = executions.counts()
     stored, logical = _Fusions(_stored), _Fusions(_logical)
     shapes = {id(at.shape): at.shape for at in module.walk()}.values()
     padded = any(shape.bytes != shape.logical_bytes for shape in shapes)
     moves: list[Move] = []
-    own: dict[int, dict[tuple[str, ...], int]] = {}
-    for at in moving(module, counts):
+    moved: dict[int, int] = {}
+    own: dict[int, dict[tuple[str, ...], int]] = {}  # by the root of the computation
+    for at in moving(module, executions):
         read, written, chip = _moved(at, stored)
         padding = read + written + chip - sum(_moved(at, logical)) if padded else 0
         place = places.of(at)
@@ -287,19 +276,23 @@ def read_traffic(module: Module, executions: Executions, places: Places, keep: i
         moves.append(
             Move(at.name, at.opcode, category, place.scope, place.phase, read, written, chip, counts[at.computation.id])
         )
-        own[at.id] = {
-            ("read", category): read, ("write", category): written, ("chip", category): chip,
-            ("workspace",): _workspace(at), ("padding",): 0 if category in ("copy", "collective") else padding,
-            ("place", place.scope, place.phase): read + written,
-        }  # fmt: skip
+        moved[at.id] = read + written
+        sums = own.setdefault(at.computation.root.id, {})
+        for key, amount in (
+            (("read", category), read), (("write", category), written), (("chip", category), chip),
+            (("workspace",), _workspace(at)), (("padding",), 0 if category in ("copy", "collective") else padding),
+            (("place", place.scope, place.phase), read + written),
+        ):  # fmt: skip
+            sums[key] = sums.get(key, 0) + amount
     totals = executions.totals(own)
     moves.sort(key=lambda m: -(m.read_bytes + m.write_bytes) * (m.executions.maximum or 1))
     read_of = {c: totals.get(("read", c), ZERO) for c in CATEGORIES}
     write_of = {c: totals.get(("write", c), ZERO) for c in CATEGORIES}
     chip_of = {c: totals.get(("chip", c), ZERO) for c in CATEGORIES}
-    return Traffic(
+    traffic = Traffic(
         read_of, write_of,
         {(k[1], k[2]): v for k, v in totals.items() if k[0] == "place"},
         sum(read_of.values(), ZERO), sum(write_of.values(), ZERO), chip_of, sum(chip_of.values(), ZERO),
         totals.get(("workspace",), ZERO), totals.get(("padding",), ZERO), tuple(moves[:keep]),
     )  # fmt: skip
+    return traffic, moved

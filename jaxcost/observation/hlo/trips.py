@@ -356,6 +356,11 @@ class Executions:
         return {number: total.minimum for number, total in self._counts.items()
                 if total.minimum is not None and total.minimum == total.maximum}  # fmt: skip
 
+    @cached_property
+    def reached(self) -> frozenset[int]:
+        """The ids of the computations that may run."""
+        return frozenset(number for number, total in self._counts.items() if total != ZERO)
+
     def counts(self) -> dict[int, Total]:
         """Executions of each computation by id; (0, 0) when nothing reaches it."""
         return dict(self._counts)
