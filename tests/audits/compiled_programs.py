@@ -87,7 +87,7 @@ def product_over(x_spec, w_spec):
 
     def make(mesh):
         out = sharding(mesh)
-        x, w = array(64, 512, at=sharding(mesh, *x_spec)), array(512, 128, at=sharding(mesh, *w_spec))
+        x, w = array(64, 512, sharding=sharding(mesh, *x_spec)), array(512, 128, sharding=sharding(mesh, *w_spec))
         return (lambda x, w: x @ w), (x, w), {"out_shardings": out}
 
     return make
@@ -107,7 +107,7 @@ def fsdp_layers(remat):
         def loss(ws, x):
             return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, ws)[0].sum()
 
-        ws, x = array(6, 256, 256, at=sharding(mesh, None, "d")), array(64, 256, at=sharding(mesh, "d"))
+        ws, x = array(6, 256, 256, sharding=sharding(mesh, None, "d")), array(64, 256, sharding=sharding(mesh, "d"))
         return jax.grad(loss), (ws, x), {"out_shardings": sharding(mesh, None, "d")}
 
     return make
@@ -126,7 +126,7 @@ def manual(body, dims, dtype="float32", spec=None, out=None):
             lambda x: body(x, names), mesh=mesh, in_specs=spec or cut, out_specs=out if out is not None else cut,
             check_vma=False,
         )  # fmt: skip
-        return fn, (array(*dims, dtype=dtype, at=sharding(mesh, *(spec or cut))),), {}
+        return fn, (array(*dims, dtype=dtype, sharding=sharding(mesh, *(spec or cut))),), {}
 
     return make
 
@@ -238,10 +238,10 @@ PROGRAMS = {
 }
 
 
-def array(*dims, dtype="float32", at=None):
+def array(*dims, dtype="float32", **more):
     import jax
 
-    return jax.ShapeDtypeStruct(dims, dtype, sharding=at)
+    return jax.ShapeDtypeStruct(dims, dtype, **more)
 
 
 def sharding(mesh, *spec):

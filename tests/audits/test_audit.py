@@ -23,12 +23,6 @@ from jaxcost.schema import schema
 P = PartitionSpec
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(size=1, allow=ALLOWED, timeout_seconds=300) as made:
-        yield made
-
-
 def shape(*sizes, dtype=jnp.float32, **options):
     return jax.ShapeDtypeStruct(sizes, dtype, **options)
 
@@ -141,7 +135,7 @@ def train_step(kind):
 
         arrays = eqx.filter(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
         return eqx.filter_jit(eqx_step, donate="all"), (model, eqx.filter_eval_shape(adam.init, arrays), x, y)
-    flax = pytest.importorskip("flax")
+    flax = pytest.importorskip("flax", reason="flax is not installed; add it with: pip install -e '.[dev]'")
     if kind == "linen":
         import flax.linen as nn
         from flax.training.train_state import TrainState

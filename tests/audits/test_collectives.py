@@ -8,10 +8,10 @@ from jaxcost.audits import collectives
 from jaxcost.audits.document import audit_document
 from jaxcost.audits.evidence import Notes, gather
 from jaxcost.observation.hlo.groups import devices_of, numbering
-from jaxcost.observation.pool import Pool, Request
+from jaxcost.observation.pool import Request
 from jaxcost.observation.sources import Program
 from jaxcost.observation.targets import parse_target
-from tests.audits.compiled_programs import TASK, compile_for
+from tests.audits.compiled_programs import TASK
 from tests.observation.hlo.building import Program as ByHand
 from tests.observation.hlo.building import fill, loop
 
@@ -22,22 +22,20 @@ V5E = pytest.param("tpu-v5e:2x4", marks=pytest.mark.tpu)
 
 
 @pytest.fixture(scope="module")
-def pool():
-    with Pool(allow=(TASK.partition(":")[0],), timeout_seconds=300) as made:
-        yield made
+def compiled(compiled):
+    """On eight devices in a line, unless a target and a mesh are named."""
+    return lambda name, target="cpu:8", mesh=None: compiled(name, target, mesh or LINE)
 
 
-@pytest.fixture(scope="module")
-def compiled(pool):
-    made = {}
-
-    def get(name, target="cpu:8", mesh=None):
-        key = name, target
-        if key not in made:
-            made[key] = compile_for(pool, name, target, mesh or LINE)
-        return made[key]
-
-    return get
+def summing():
+    """A module with a computation that adds, its entry open."""
+    made = ByHand()
+    made.computation("add")
+    one, two = (made.add("parameter", ("f32",), parameter_number=n) for n in (0, 1))
+    made.add("add", ("f32",), [one, two])
+    add = made.open.id
+    made.computation("entry")
+    return made, add
 
 
 def read(program, mesh=None):
@@ -178,12 +176,7 @@ def test_a_gather_that_the_compiler_narrows(compiled):
     ],
 )  # fmt: skip
 def test_a_conversion_is_the_compilers_where_it_is_undone_and_has_no_name_of_a_cast(op_name, back, dtype):
-    made = ByHand()
-    made.computation("add")
-    one, two = (made.add("parameter", ("f32",), parameter_number=n) for n in (0, 1))
-    made.add("add", ("f32",), [one, two])
-    add = made.open.id
-    made.computation("entry")
+    made, add = summing()
     given = made.add("parameter", ("bf16", 1024))
     wide = made.add("convert", ("f32", 1024), [given], op_name=op_name)
     summed = made.add("all-reduce", ("f32", 1024), [wide], [add], channel_id=1, use_global_device_ids=True)
@@ -344,12 +337,7 @@ def with_devices(made, replicas, partitions):
      (1, True, 1, 8, "8 devices, stride 1")],
 )  # fmt: skip
 def test_no_groups_at_all_are_everyone_that_is_numbered(channel, flat, count, size, layout):
-    made = ByHand()
-    made.computation("add")
-    one, two = (made.add("parameter", ("f32",), parameter_number=n) for n in (0, 1))
-    made.add("add", ("f32",), [one, two])
-    add = made.open.id
-    made.computation("entry")
+    made, add = summing()
     given = made.add("parameter", ("f32", 16))
     made.add("all-reduce", ("f32", 16), [given], [add], channel_id=channel, use_global_device_ids=flat)
     (row,), _, _ = read(Program("proto", "x", with_devices(made, 2, 4).bytes(), "cuda"))

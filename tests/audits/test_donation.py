@@ -3,22 +3,12 @@
 import jax
 import pytest
 
-from jaxcost.audits.audit import ALLOWED, audit
+from jaxcost.audits.audit import audit
 from jaxcost.audits.donation import last_use, schedule
 from jaxcost.audits.evidence import gather
-from jaxcost.observation.pool import Pool
 from jaxcost.observation.sources import Program
+from tests.audits.compiled_programs import array
 from tests.observation.hlo.building import Program as ByHand
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(size=1, allow=ALLOWED, timeout_seconds=600) as made:
-        yield made
-
-
-def array(*dims, dtype="float32", **more):
-    return jax.ShapeDtypeStruct(dims, dtype, **more)
 
 
 def given(pool, function, *arguments, **more):

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcost
 from jaxcost.audits.replication import sizes_of
-from jaxcost.observation.pool import Pool
 
 DATA, GRID = AbstractMesh((8,), ("data",)), AbstractMesh((2, 4), ("data", "other"))
 
@@ -51,12 +50,6 @@ PROGRAMS = {
     "one split, one whole": (pair, array((64, 32), "data"), array((32, 512)), array((24, 32))),
     "which of two": (pair, array((64, 32), "data"), array((32, 512)), array((8, 32))),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(size=1, allow=("jaxcost.audits",), timeout_seconds=600) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from jax import lax
 
 import jaxcost
-from jaxcost.observation.pool import Pool
 
 
 def array(*dims, dtype="float32"):
@@ -35,12 +34,6 @@ PROGRAMS = {
 ELEMENTWISE = {"strength_reduced": -2 * 128 * 128}
 # By 5 N log2 N: 4 x 17 complex columns of 32 and 4 x 32 real rows of 32, less 4 real grids of 32 x 32.
 PASSES = {"split_transform": 4 * 17 * 5 * 32 * 5 + 4 * 32 * 5 * 32 * 5 // 2 - 4 * 5 * 1024 * 10 // 2}
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(size=1, allow=("jaxcost.audits",), timeout_seconds=600) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize(

@@ -9,23 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcost.audits.audit import ALLOWED, audit
-from jaxcost.observation.pool import Pool
+from jaxcost.audits.audit import audit
+from tests.audits.compiled_programs import array
 
 CUDA = pytest.param("h100", marks=pytest.mark.cuda)
 TPU = pytest.param("tpu-v5e:1x1", marks=pytest.mark.tpu)
 EVERYWHERE = ["cpu", CUDA, TPU]
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(size=1, allow=ALLOWED, timeout_seconds=600) as made:
-        yield made
-
-
-def array(*dims, dtype="float32", **more):
-    return jax.ShapeDtypeStruct(dims, dtype, **more)
 
 
 def adds_up(memory):

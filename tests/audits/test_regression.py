@@ -21,11 +21,10 @@ from jaxcost.audits.regression import (
     read_recorded,
 )
 from jaxcost.contracts.errors import RejectedError, UnavailableError
-from jaxcost.observation.pool import Pool
 from jaxcost.observation.sources import Program
 from jaxcost.observation.targets import parse_target
 from jaxcost.report.regressed import show_against, verdict
-from tests.audits.compiled_programs import TASK, compile_for
+from tests.audits.compiled_programs import compile_for
 
 
 @pytest.fixture(scope="module")
@@ -422,12 +421,6 @@ def test_every_status_is_one_of_those_named(recorded, document):
         change(document)
     assert {row.status for row in compare_audits(recorded, document).rows} <= set(STATUSES)
     assert GATED
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(allow=(TASK.partition(":")[0],), timeout_seconds=300) as made:
-        yield made
 
 
 def test_rematerialisation_shows_as_flops_gathers_and_a_smaller_peak(pool):

@@ -7,22 +7,12 @@ import numpy as np
 import optax
 import pytest
 
-from jaxcost.audits.audit import ALLOWED, audit
-from jaxcost.observation.pool import Pool
+from jaxcost.audits.audit import audit
+from tests.audits.compiled_programs import array
 from tests.audits.test_memory import layers
 
 CUDA = pytest.param("h100", marks=pytest.mark.cuda)
 TPU = pytest.param("tpu-v5e:1x1", marks=pytest.mark.tpu)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(size=1, allow=ALLOWED, timeout_seconds=600) as made:
-        yield made
-
-
-def array(*dims, dtype="float32", **more):
-    return jax.ShapeDtypeStruct(dims, dtype, **more)
 
 
 def rows_of(memory, kind):

@@ -12,31 +12,10 @@ from jaxcost.audits import trust
 from jaxcost.audits.evidence import Notes, gather
 from jaxcost.audits.xla_counts import recount
 from jaxcost.observation.exceeded import exceeded
-from jaxcost.observation.pool import Pool
 from jaxcost.observation.sources import Program
 from jaxcost.observation.targets import parse_target
-from tests.audits.compiled_programs import TASK, compile_for
 from tests.observation.hlo.building import Program as ByHand
 from tests.observation.hlo.building import loop
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(allow=(TASK.partition(":")[0],), timeout_seconds=300) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def compiled(pool):
-    made = {}
-
-    def get(name, target="cpu:1", mesh=None):
-        key = name, target
-        if key not in made:
-            made[key] = compile_for(pool, name, target, mesh)
-        return made[key]
-
-    return get
 
 
 def verdicts(program):

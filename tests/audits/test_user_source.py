@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import optax
 import pytest
 
 import jaxcost
@@ -39,7 +40,6 @@ def test_the_innermost_line_outside_installed_packages(frames, line):
 
 def test_every_section_says_the_callers_line():
     """The line of the layer is optax's own; the call to it is this file's."""
-    optax = pytest.importorskip("optax")
 
     def step(x, labels):
         def body(c, _):

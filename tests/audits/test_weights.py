@@ -9,7 +9,6 @@ import pytest
 import jaxcost
 from jaxcost.audits.tree import children_of
 from jaxcost.audits.weights import BETWEEN, MOST_WORDS, NO_ARGUMENT, words_of
-from jaxcost.observation.pool import Pool
 
 
 def array(*dims):
@@ -45,12 +44,6 @@ def scanned_step(state, x):
 
 def scores(q, k, w):
     return jnp.tanh(jnp.tanh(q) @ jnp.tanh(k).T) + q @ k.T + q @ w
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with Pool(size=1, allow=("jaxcost.audits",), timeout_seconds=600) as pool:
-        yield pool
 
 
 def tree_of(data):

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -113,8 +114,13 @@ def test_what_is_not_known_is_refused():
 # Published figures ------------------------------------------------------------------------------------------------
 
 
+def _brought(module: str) -> Any:
+    """A package of the networks of others, or a skip that says how to add it."""
+    return pytest.importorskip(module, reason=f"{module} is not installed; add it with: pip install -e '.[dev]'")
+
+
 def _haiku(make: Callable[[], Any], pixels: int = 224) -> Program:
-    hk = pytest.importorskip("haiku")
+    hk = _brought("haiku")
     model = hk.transform_with_state(lambda x: make()(x, is_training=True))
     image = floats(1, pixels, pixels, 3)
     parameters, state = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), image)
@@ -122,7 +128,7 @@ def _haiku(make: Callable[[], Any], pixels: int = 224) -> Program:
 
 
 def _equimo(name: str) -> Program:
-    eqx, models = pytest.importorskip("equinox"), pytest.importorskip("equimo.models")
+    models = _brought("equimo.models")
     model = eqx.filter_eval_shape(getattr(models, name))
     arrays, static = eqx.partition(model, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -130,12 +136,12 @@ def _equimo(name: str) -> Program:
 
 
 def _resnet50() -> Program:
-    hk = pytest.importorskip("haiku")
+    hk = _brought("haiku")
     return _haiku(lambda: hk.nets.ResNet50(1000))
 
 
 def _mobilenet_v1() -> Program:
-    hk = pytest.importorskip("haiku")
+    hk = _brought("haiku")
     # Haiku does not pad at the first convolution, the paper does: with two pixels more, shapes are the paper's.
     return _haiku(lambda: hk.nets.MobileNetV1(num_classes=1000), pixels=226)
 

@@ -378,9 +378,15 @@ def allocations(rng: random.Random, proto: Proto) -> None:
 
 def deep_calls(rng: random.Random, proto: Proto) -> Proto:
     """Computations that call one another, many deep, or twice each: 2^depth executions."""
-    program = Program()
     depth, times = rng.choice(((30, 2), (60, 2), (400, 1), (3000, 1), (90, 1), (12, 3)))
     kind = rng.choice(("call", "fusion", "while", "conditional"))
+    counted = b'{"known_trip_count":{"n":"9223372036854775807"}}'
+    return nested_calls(kind, depth, times, lambda: rng.choice((b"", counted)), fused=depth).proto
+
+
+def nested_calls(kind: str, depth: int, times: int, config: Callable[[], bytes] = bytes, *, fused: int = 0) -> Program:
+    """A computation that calls the next one `times` over, and so on. Of fusions the innermost `fused` are marked so."""
+    program = Program()
     inner = program.computation("leaf", fusion=kind == "fusion")
     state = program.add("parameter", [("s32",)])
     if kind == "while":
@@ -388,15 +394,14 @@ def deep_calls(rng: random.Random, proto: Proto) -> Proto:
         program.add("parameter", [("s32",)])
         program.add("constant", ("pred",))
     for level in range(depth):
-        outer = program.computation(f"level.{level}", fusion=kind == "fusion")
+        outer = program.computation(f"level.{level}", fusion=kind == "fusion" and level < fused)
         state = program.add("parameter", [("s32",)])
         for _ in range(times):
             called = [inner, test] if kind == "while" else [inner]
-            config = rng.choice((b"", b'{"known_trip_count":{"n":"9223372036854775807"}}'))
             operands = [state, state] if kind == "conditional" else [state]
-            state = program.add(kind, [("s32",)], operands, called, backend_config=config)
+            state = program.add(kind, [("s32",)], operands, called, backend_config=config())
         inner = outer
-    return program.proto
+    return program
 
 
 def deep_values(rng: random.Random, proto: Proto) -> Proto:

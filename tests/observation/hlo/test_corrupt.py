@@ -25,6 +25,7 @@ from jaxcost.observation.sources import Program as Source
 from jaxcost.observation.sources.files import read_program
 from tests.observation.hlo.building import Program, array, dump
 from tests.observation.hlo.corrupt_worker import SECONDS
+from tests.observation.hlo.mutating import nested_calls
 
 
 @pytest.fixture(scope="module")
@@ -173,22 +174,8 @@ def test_a_bomb_is_not_unpacked_to_its_end(tmp_path):
 @pytest.mark.parametrize("kind", ["call", "fusion", "while", "conditional"])
 def test_computations_that_call_the_next_one_twice_are_audited_in_time(kind):
     """Sixty of them: 2^60 ways to reach the last."""
-    program = Program()
-    inner = program.computation("leaf", fusion=kind == "fusion")
-    state = program.add("parameter", [("s32",)])
-    if kind == "while":
-        test = program.computation("test")
-        program.add("parameter", [("s32",)])
-        program.add("constant", ("pred",))
-    for level in range(60):
-        outer = program.computation(f"level.{level}", fusion=kind == "fusion" and level < 59)
-        state = program.add("parameter", [("s32",)])
-        for _ in range(2):
-            operands = [state, state] if kind == "conditional" else [state]
-            state = program.add(kind, [("s32",)], operands, [inner, test] if kind == "while" else [inner])
-        inner = outer
     started = time.process_time()
-    source = Source(origin="proto", name="nested", hlo=program.bytes(), platform="cpu")
+    source = Source(origin="proto", name="nested", hlo=nested_calls(kind, 60, 2, fused=59).bytes(), platform="cpu")
     document = audit_program({"program": source.to_data()})["document"]
     assert time.process_time() - started < SECONDS
     if kind == "while":
