@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxcost.audits import attribution, collectives, fingerprint, flops, jaxpr, loops, memory, trust
 from jaxcost.audits.evidence import Evidence, Notes, gather
+from jaxcost.observation.hlo.module import not_collecting
 from jaxcost.observation.hlo.schema import agreeing
 from jaxcost.observation.sections import target_section
 from jaxcost.observation.sources import Program
@@ -38,9 +39,9 @@ def audit_document(
     Raises:
         RejectedError: the module cannot be read.
     """
-    evidence, notes = gather(program, mesh=mesh, trips=trips), Notes()
     # Damage that reading let through shows as an impossible index later on; a compile of our own is not damaged.
-    with agreeing() if program.origin in _FOREIGN else nullcontext():
+    with not_collecting(), agreeing() if program.origin in _FOREIGN else nullcontext():
+        evidence, notes = gather(program, mesh=mesh, trips=trips), Notes()
         sections = {name: make(evidence, notes) for name, make in SECTIONS.items()}
     reading = evidence.reading
     said = {unknown["reason"] for unknown in notes.unknowns}
@@ -53,7 +54,7 @@ def audit_document(
             "name": program.name, "origin": program.origin, "module": reading.module, "platform": program.platform,
             "target": target_section(program.target) if program.target else None, "device_count": reading.device_count,
             "mesh": dict(evidence.mesh), "digest": reading.digest,
-            "instructions": len(evidence.graph.module.instructions),
+            "instructions": evidence.graph.module.size,
             "environment": dict(program.environment), "refused": program.refused or None, "notes": list(program.notes),
         },
         "evidence_class": "compiled",

@@ -12,9 +12,10 @@ own (TPU, and GPU with its utilisations) are not what this describes. Nothing he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
+from typing import NamedTuple
 
 from jaxcost.observation.hlo.module import Computation, Instruction, Module
 from jaxcost.observation.hlo.shapes import Shape
@@ -34,8 +35,7 @@ _POINTER_BYTES = 8
 _MOST_TAPS = 1 << 20  # of one spatial dimension; a larger one is damage
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """What the analysis adds up. `bytes` is a multiple of one half where a triangular operand is read."""
 
     flops: int = 0
@@ -48,6 +48,14 @@ class Counts:
         return Counts(
             self.flops + other.flops, self.transcendentals + other.transcendentals, self.bytes + other.bytes,
             self.terms + other.terms + 1,
+        )  # fmt: skip
+
+    @classmethod
+    def total(cls, found: Sequence[Counts]) -> Counts:
+        """The sum of many."""
+        return cls(
+            sum([one.flops for one in found]), sum([one.transcendentals for one in found]),
+            sum([one.bytes for one in found]), sum([one.terms for one in found]) + len(found),
         )  # fmt: skip
 
     def times(self, factor: int) -> Counts:
@@ -272,10 +280,9 @@ class _Analysis:
         self.done: dict[int, Counts] = {}
         self.own: dict[int, Counts] = {}
         for computation in module.computations:
-            total = NOTHING
-            for at in computation.instructions:
-                total = total.plus(self._instruction(at, computation))
-            self.done[computation.id] = total
+            self.done[computation.id] = Counts.total([
+                self._instruction(at, computation) for at in computation.instructions
+            ])  # fmt: skip
 
     def _instruction(self, at: Instruction, computation: Computation) -> Counts:
         if at.opcode in ("call", "async-start"):
@@ -289,7 +296,7 @@ class _Analysis:
                 most = most.largest(self.done[branch.id])
             return most
         counts = self._own(at)
-        if not computation.is_fusion:
+        if not computation.is_fusion and counts is not NOTHING:
             self.own[at.id] = counts
         return counts
 
@@ -312,7 +319,8 @@ class _Analysis:
             return self.done[at.called[0].id].moving(_bytes(at))
         if opcode == "custom-call":
             return NOTHING
-        return Counts(0, 0, _bytes(at))
+        moved = _bytes(at)
+        return Counts(0, 0, moved) if moved else NOTHING
 
 
 def _half(amount: int | None) -> int | None:

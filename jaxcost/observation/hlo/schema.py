@@ -274,6 +274,21 @@ def split(data: bytes) -> Split:
     raise _refused(data)
 
 
+def outline(data: bytes) -> Proto:
+    """The HloModuleProto of an HloProto or HloModuleProto, plain or gzipped, with its instructions as bytes: what a
+    module says of itself, before it is read.
+
+    Raises RejectedError where it is no module; damage inside instructions is for `split` to find.
+    """
+    data = unpacked(data)
+    for name in ("HloProto", "HloModuleProto"):
+        outer = _try(name, data, "split")
+        module = outer.hlo_module if outer is not None and name == "HloProto" else outer
+        if outer is not None and module is not None and module.computations:
+            return module
+    raise _refused(data)
+
+
 def _unknown_within(name: str, messages: list[bytes]) -> Counter[str]:
     """`unknown_fields` of many messages, most of which are the same."""
     read = schema("merged").classes[name].FromString

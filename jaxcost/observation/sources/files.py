@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxcost.contracts.errors import RejectedError, UnavailableError, reject
-from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, MAX_UNPACKED_BYTES, message, split
+from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, MAX_UNPACKED_BYTES, message, outline, split
 from jaxcost.observation.hlo.text import device_counts, is_text, module_text
 from jaxcost.observation.private import proto_of_text
 from jaxcost.observation.sources.assignment_text import with_assignment
@@ -49,7 +49,6 @@ class ModuleFacts:
     platform: Family | None
     mesh: Mapping[str, int]
     scheduled: bool
-    assigned: bool
 
 
 def read_program(
@@ -109,14 +108,13 @@ def module_facts(hlo: bytes) -> ModuleFacts:
     Raises:
         RejectedError: the bytes are no HLO module.
     """
-    parts = split(hlo)
-    module, assigned = parts.module, parts.module.device_assignment
+    module = outline(hlo)
+    assigned = module.device_assignment
     devices = max(1, assigned.replica_count) * max(1, assigned.computation_count)
     attributes = {entry.key: entry.value for entry in module.frontend_attributes.map}
     return ModuleFacts(
         module.name, devices, module.HasField("device_assignment"), platform_of(hlo),
-        mesh_axes(attributes.get("xla.sdy.meshes", ""), devices),
-        module.HasField("schedule"), parts.assignment is not None,
+        mesh_axes(attributes.get("xla.sdy.meshes", ""), devices), module.HasField("schedule"),
     )  # fmt: skip
 
 
