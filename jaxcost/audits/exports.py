@@ -28,7 +28,14 @@ _COUNTERS = 1  # the process under which a trace shows its counters
 
 
 def speedscope(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a speedscope file of an audit: sampled profiles, the stack of a node weighted with what is its own."""
+    """Return a speedscope file of an audit: sampled profiles, the stack of a node weighted with what is its own.
+
+    Raises:
+        RejectedError: the audit has no trees.
+    """
+    if not document["attribution"].get("scopes"):
+        rule, remedy = "the audit has no trees of places: the record of a test keeps none", "save the audit with --save"
+        raise reject("export", str(document["program"]["name"]), rule, remedy)
     frames: list[dict[str, Any]] = []
     profiles: list[dict[str, Any]] = []
     for tree, by in _TREES.items():

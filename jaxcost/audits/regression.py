@@ -226,7 +226,8 @@ def kept(data: Mapping[str, Any]) -> str:
     memory = {name: value for name, value in data["memory"].items() if name in (*_MEMORY, *_KEPT_MEMORY)}
     flops = {name: value for name, value in data["flops"].items() if name not in ("rows",)}
     slim = {
-        **data, "memory": {**memory, "at_peak": []}, "flops": flops, "attribution": {}, "jaxpr": None,
+        **data, "memory": {**memory, "at_peak": []}, "flops": flops, "jaxpr": None,
+        "attribution": {name: value for name, value in data["attribution"].items() if name == "columns"},
         "xla": {**data["xla"], "verdicts": []},
     }  # fmt: skip
     return json.dumps(slim, indent=1, allow_nan=False, sort_keys=False) + "\n"

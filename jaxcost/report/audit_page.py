@@ -59,6 +59,9 @@ def audit_page(document: Mapping[str, Any]) -> str:
 def _places(document: Mapping[str, Any]) -> str:
     """The frame that the script fills: what to show, the flame graph, the tree."""
 
+    if not _trees(document):
+        return "<h2>where the cost is</h2><p>no trees of places: the record of a test keeps none</p>"
+
     def choices(legend: str, prefix: str, of: Mapping[str, str]) -> str:
         found = "".join(
             f'<label><input type="radio" name="{prefix}" id="{prefix}-{key}"> {escape(label)}</label>'
@@ -126,6 +129,8 @@ def _foot(document: Mapping[str, Any]) -> str:
 
 def _scripts(document: Mapping[str, Any], classes: Sequence[str]) -> str:
     """The scripts with as much of their data as keeps them within MOST_SCRIPT_BYTES."""
+    if not _trees(document):
+        return _timeline(document, classes, _POINTS[0])
     code = f"<script>{package_file('audit.js')}</script>"
     text = ""
     for nodes, points in zip(_NODES, (*_POINTS, 0), strict=True):

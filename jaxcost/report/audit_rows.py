@@ -162,13 +162,13 @@ def largest(
 
 def lines(document: Mapping[str, Any], rows: int | None) -> list[Mapping[str, Any]]:
     """Return the largest source lines, and in one row everything else, so that the columns add up to the program's."""
-    attribution = document["attribution"]
-    every = [row for row in attribution["lines"] if row.get("line")]
+    listed, calls = (rows_of(document["attribution"].get(name)) for name in ("lines", "calls"))
+    every = [row for row in listed if row.get("line")]
     if not every:
         return []
     shown = every[:rows]
-    left = [row["total"] for row in attribution["lines"] if not row.get("line")]
-    apart = [n["total"] for n in attribution["calls"] if n["parent"] == 0 and n["kind"] in ("none", "resident")]
+    left = [row["total"] for row in listed if not row.get("line")]
+    apart = [n["total"] for n in calls if n["parent"] == 0 and n["kind"] in ("none", "resident")]
     rest = _rest([*(row["total"] for row in every[len(shown) :]), *left, *apart])
     return [*shown, *([rest] if rest["total"] else [])]
 

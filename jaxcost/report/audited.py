@@ -136,6 +136,9 @@ def _tree(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     for depth, node in gather.largest(document, "scopes", 0.0 if rows else TREE_SHARE, 10_000 if rows else TREE_ROWS):
         cells = (size(node["total"].get(column, 0), UNITS[column]) for column in COLUMNS)
         _row(made, f"{'  ' * min(depth, 12)}{node['name']}", *("" if cell == "0" else cell for cell in cells))
+    if not made.row_count:
+        line(out, "no trees of places: the record of a test keeps none")
+        return
     out.print(made)
     if rows or gather.unnamed(document):
         made = table("argument multiplied", "FLOPs", "exact", right=("FLOPs", "exact"), optional=("exact",))

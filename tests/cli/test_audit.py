@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from jaxcost.audits.audit import ALLOWED, audited
+from jaxcost.audits.regression import kept
 from jaxcost.cli.program import main
 from jaxcost.observation.pool import Pool
 from jaxcost.schema import schema
@@ -212,6 +213,16 @@ def test_a_saved_audit_is_shown_compared_and_fails_on_growth(run, tmp_path):
     bounds = ("--bound", "flops=2%", "--bound", "memory=2%")
     assert run("--function", "mine:named", "--against", "step.json", *bounds)["against"]["failed"] is False
     assert "flops.total" in run("--function", "mine:named", "--against", "step.json", code=1, text=True)
+
+
+def test_the_record_of_a_test_is_shown_without_what_it_leaves_out(run, tmp_path):
+    data = run("--function", "mine:named", "--save", "step.json")
+    (tmp_path / "kept.json").write_text(kept(data))
+    shown = run("kept.json", "--html", "kept.html", text=True)
+    assert "step on cpu:1" in shown and f"{FLOPS:,}" in shown and "unknown" not in shown
+    assert all("no trees of places" in text for text in (shown, (tmp_path / "kept.html").read_text()))
+    assert "no trees of places" in json.dumps(run("kept.json", "--export", "a.speedscope.json", code=2))
+    assert run("step.json", "--against", "kept.json")["against"]["status"] == "same"
 
 
 def test_pages_and_exports_are_written(run, tmp_path, capsys):
