@@ -67,11 +67,13 @@ def _donate(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[
                 if (first := min(replay.event_at(start), len(replay.events) - 1)) < last:
                     costs.append(Edit(first, last, moved))
         why = next((p.why for p in found if not p.sure), found[0].why)
+        # A copy may lie beside both the argument and the result, so what is unsure may cost as much as it may save.
+        certain = size - 2 * unsure > 0
         yield Change(
             "donate", argument, f"donate {argument}{how}",
             f"{len(found):,} results, {size:,} bytes, would take over its memory, {size - unsure:,} for certain: {why}",
-            "interval" if unsure else "exact", resident=-size, costs=(), resident_cost=unsure,
-            likely=(tuple(costs), kept),
+            "exact" if not unsure else "interval" if certain else "estimate", resident=-size,
+            costs=() if certain else None, resident_cost=2 * unsure, likely=(tuple(costs), kept),
             assumptions=("the caller does not use it again",),
         )  # fmt: skip
 

@@ -30,9 +30,10 @@ ELEMENTWISE = frozenset(
 class Possible:
     """An argument that was not given away, and a result that could take over its memory.
 
-    `sure`: the argument is used for the last time before the result's memory is written, or in the same elementwise
-    operation; then the saving is exact. Else `moves` are the values that lie there while the argument is still read and
-    would need memory of their own: from which place of the schedule to which (None: to its end), and their bytes.
+    `sure`: whatever the schedule, the argument is used for the last time before the result's memory is written, or in
+    the same elementwise operation; then the saving is exact. Else `moves` are the values that lie there while the
+    argument is still read and would need memory of their own: from which place of the schedule to which (None: to its
+    end), and their bytes; None where a copy of the result is to be expected.
     """
 
     argument: Bound
@@ -175,6 +176,8 @@ class Pairing:
         writers = _writers(evidence)
         self.writers = {r.index: writers.get(r.index, []) for r in self.free}
         self._uses: dict[int, tuple[int, Instruction | None]] = {}
+        self._bits: dict[int, int] = {}  # of each reader of an argument, a bit of its own
+        self._above: dict[int, int] | None = None  # of each instruction of the entry, the readers that it follows from
 
     def of(self, arguments: Iterable[Bound]) -> list[Possible]:
         """What would be reused if these arguments, and no others, were donated as well."""
@@ -208,10 +211,16 @@ class Pairing:
         last, by = self._last_use(at)
         first = min(writers, key=lambda w: self.order[w.at.id]).at
         when = self.order[first.id]
-        if last < when:
+        inside = last == when and by is first and _in_place(at, first)
+        if last < when or inside:
+            # Copies are put in before there is a schedule: only what follows from a reader comes after it for certain.
+            loose = self._not_before(at, first)
+            if loose is not None:
+                why = f"only the schedule keeps {loose.name}, which reads it, before {first.name}, which writes to the"
+                return False, f"{why} result's memory: a copy may be needed", None
+            if inside:
+                return True, f"{first.name} reads and writes it element by element", ()
             return True, f"it is not read again once {first.name} has begun to write there", ()
-        if last == when and by is first and _in_place(at, first):
-            return True, f"{first.name} reads and writes it element by element", ()
         moves = []
         for writer in writers:
             start = self.order[writer.at.id]
@@ -222,6 +231,21 @@ class Pairing:
         read_by = by.name if by is not None else "the result"
         why = f"{read_by} still reads it when {first.name} writes to the result's memory: a copy may be needed"
         return False, why, tuple(moves)
+
+    def _not_before(self, at: Instruction, writer: Instruction) -> Instruction | None:
+        """A reader of an argument that a writer does not follow from by its operands; None where it does from all."""
+        if self._above is None:
+            for argument in self.waiting:
+                for reader in readers(argument.parameter) if argument.parameter is not None else ():
+                    self._bits.setdefault(reader.id, 1 << len(self._bits))
+            self._above = {}
+            for here in self.module.entry.instructions:  # operands come first
+                found = self._bits.get(here.id, 0)
+                for before in here.operands:
+                    found |= self._above.get(before.id, 0)
+                self._above[here.id] = found
+        known = self._above.get(writer.id, 0)
+        return next((r for r in readers(at) if not known & self._bits.get(r.id, 0)), None)
 
     def _last_use(self, at: Instruction) -> tuple[int, Instruction | None]:
         if at.id not in self._uses:
@@ -240,19 +264,25 @@ def schedule(module: Module) -> dict[int, int]:
 def last_use(at: Instruction, order: dict[int, int]) -> tuple[int, Instruction | None]:
     """When a value of the entry is read for the last time, through views of it, and by what. -1 where never."""
     last, by = -1, None
+    for user in readers(at):
+        when = max(order.get(end.id, len(order)) for end in _until(user))
+        if when > last:
+            last, by = when, user
+    return last, by
+
+
+def readers(at: Instruction) -> list[Instruction]:
+    """What reads a value of the entry, through views of it."""
+    found: dict[int, Instruction] = {}
     seen, stack = {at.id}, [at]
     while stack:
-        here = stack.pop()
-        for user in here.users:
-            if user.opcode in _VIEWS and user is not user.computation.root:
-                if user.id not in seen:
-                    seen.add(user.id)
-                    stack.append(user)
-                continue
-            when = max(order.get(at.id, len(order)) for at in _until(user))
-            if when > last:
-                last, by = when, user
-    return last, by
+        for user in stack.pop().users:
+            if user.opcode not in _VIEWS or user is user.computation.root:
+                found[user.id] = user
+            elif user.id not in seen:
+                seen.add(user.id)
+                stack.append(user)
+    return list(found.values())
 
 
 def _until(user: Instruction) -> list[Instruction]:

@@ -245,10 +245,8 @@ def _saved(row: Mapping[str, Any]) -> str:
     """What a change saves: both ends where they differ, and what is expected between them."""
     upto, least, expected = (row.get(f"{name}_bytes") for name in ("saves", "at_least", "expected"))
     text = size(upto, "bytes")
-    if least is None or least == upto:
-        return text
     likely = "" if expected in (None, least, upto) else f" (expected {size(expected, 'bytes')})"
-    return f"{size(least, 'bytes')} .. {text}{likely}"
+    return f"{text}{likely}" if least in (None, upto) else f"{size(least, 'bytes')} .. {text}{likely}"
 
 
 def _collectives(out: Console, document: Mapping[str, Any]) -> None:

@@ -55,6 +55,27 @@ def test_a_donation_saves_what_was_said(pool, target, name):
         assert not holds(wrong, before, again), "the check can fail"
 
 
+def starts_and_stacks(a, b):
+    """The stack is filled with zeros before the loop: nothing but a schedule puts that after the read of `a[0]`."""
+    return jax.lax.scan(lambda c, x: (c + jnp.sin(x), c * x), a[0], b)[1]
+
+
+def one_is_passed_on(a, b):
+    return b, jax.nn.softmax(a + a, -1)
+
+
+@pytest.mark.parametrize("program", [starts_and_stacks, one_is_passed_on])
+def test_what_only_the_schedule_allows_is_an_estimate(pool, program):
+    """Copies are put in before the schedule is made: given `a`, the compiler copies, and nothing is saved."""
+    arguments = array(128, 128), array(128, 128)
+    before = audit(program, *arguments, pool=pool).memory
+    after = audit(program, *arguments, pool=pool, donate_argnums=0).memory
+    row = rows_of(before, "donate")["a"]
+    assert (row["bound"], row["at_least_bytes"], row["saves_bytes"]) == ("estimate", None, 128 * 128 * 4)
+    assert "only the schedule" in row["derivation"] and row["expected_bytes"] == 0
+    assert before["live_peak_bytes"] - after["live_peak_bytes"] <= 512
+
+
 def test_a_donation_is_asked_for_in_the_words_of_its_jit(pool):
     """`filter_jit` has no `donate_argnums`, and of a compiled stage it is not known who jitted it."""
     function, arguments = PROGRAMS["elementwise"]
