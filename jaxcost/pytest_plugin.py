@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxcost.audits.regression import Bound, Comparison
 
 FOLDER = "audits"
+_TAKEN = pytest.StashKey[dict[Path, str]]()
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 
 
@@ -37,14 +38,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def audit_regression(request: pytest.FixtureRequest) -> AuditRegression:
     """Compare the audit of a program with the one recorded beside the test file."""
-    return AuditRegression(request.path.parent / FOLDER, request.node.name, request.config.getoption("--audit-update"))
+    taken = request.config.stash.setdefault(_TAKEN, {})
+    update = request.config.getoption("--audit-update")
+    return AuditRegression(request.path.parent / FOLDER, request.node.name, update, request.node.nodeid, taken)
 
 
 class AuditRegression:
     """What the fixture `audit_regression` is: call it with a function and its arguments, or with an audit."""
 
-    def __init__(self, folder: Path, test: str, update: bool) -> None:
-        self.folder, self.test, self.update = folder, test, update
+    def __init__(self, folder: Path, test: str, update: bool, node: str = "", taken: dict[Path, str] | None = None):
+        self.folder, self.test, self.update, self.node = folder, test, update, node
+        self._taken = {} if taken is None else taken  # of each record of this run, the test that it is of
+        self._used: set[Path] = set()
 
     def __call__(
         self, function: Any, /, *args: Any, name: str | None = None,
@@ -66,6 +71,11 @@ class AuditRegression:
         from jaxcost.contracts.errors import JaxcostError
 
         path = self.path(name)
+        other = self._taken.setdefault(path, self.node)
+        if other != self.node or path in self._used:
+            whose = f"of {other}" if other != self.node else "of an audit before it in this test"
+            pytest.fail(f"the record {path} is {whose} too: give name= to one of them", pytrace=False)
+        self._used.add(path)
         try:
             found = _bounds(bounds)
             document = _document(function, args, keywords)

@@ -160,3 +160,33 @@ def test_importing_the_plugin_imports_nothing_slow(root):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_two_tests_or_calls_do_not_share_a_record(suite, pytester):
+    """One would be compared with the other's cost, or overwrite it."""
+    body = """
+        import json
+        from pathlib import Path
+
+        def test_same(audit_regression):
+            audit_regression(json.loads(Path("today.json").read_text()))
+        """
+    pytester.makepyfile(test_one=body, test_two=body)
+    first = suite("--audit-update", "test_one.py", "test_two.py")
+    first.assert_outcomes(passed=1, failed=1)
+    first.stdout.fnmatch_lines(["*test_same.json is of test_one.py::test_same too: give name= to one of them*"])
+    pytester.makepyfile(
+        """
+        import json
+        from pathlib import Path
+
+        def test_twice(audit_regression):
+            document = json.loads(Path("today.json").read_text())
+            audit_regression(document, name="one")
+            audit_regression(document, name="two")
+            audit_regression(document, name="two")
+        """
+    )
+    twice = suite("--audit-update", "test_two_tests_or_calls_do_not_share_a_record.py")
+    twice.assert_outcomes(failed=1)
+    twice.stdout.fnmatch_lines(["*two.json is of an audit before it in this test too*"])
