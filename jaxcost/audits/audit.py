@@ -203,8 +203,10 @@ def audit(
     more = {"mesh": mesh, "trips": trips}
     stage = stages.stage_of(function)
     if stage is not None:
-        if args or keywords or any(value is not None for value in options.values()):
-            raise reject("args", len(args), "a stage has its arguments already", "give the stage alone")
+        given = {"args": args or None, **options, **keywords}
+        for name, value in given.items():
+            if value is not None:
+                raise reject(name, value, "a stage has its arguments already, and its options", "give the stage alone")
         request = _stage_request(*stage, found, bare=target == "cpu", more=more)
     else:
         lowered, module = lower_function(function, args, keywords, platform=found.family, options=options, mesh=mesh)
