@@ -10,16 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxcost.audits.evidence import Evidence, Notes
-from jaxcost.observation.hlo.module import Computation, Instruction, Module
+from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 
 _LISTED = 200  # shapes and layouts kept one by one; a digest stands for all of them
 _ARGUMENTS = 2000
 _CONTRACTIONS = frozenset(["dot", "convolution", "ragged-dot", "scaled-dot"])
+# What tells two instructions of one opcode and shape apart, beside their operands.
+_TOLD: Mapping[str, Callable[[Instruction], str]] = {
+    "parameter": lambda at: str(at.number), "get-tuple-element": lambda at: str(at.number),
+    "fusion": lambda at: at.proto.fusion_kind, "custom-call": lambda at: at.proto.custom_call_target,
+}  # fmt: skip
 _BODY = ("rows", "opaque", "kernels", "linear_algebra")
 _NAMED = frozenset(["name", "scope", "phase", "source", "op_name", "line"])
 
@@ -83,48 +88,38 @@ def structure(module: Module) -> str:
     It covers opcodes, shapes, which values are operands of which, what is called, fused and targeted, and what is
     returned; no names, metadata, layouts, literals, schedule, or attributes such as contracted dimensions and groups.
     """
+    table = module.table
     digests: list[bytes] = []  # of what is distinct, by number
-    numbers: dict[tuple[Any, ...], int] = {}
-    made: dict[int, int] = {}
-    inside: dict[int, bytes] = {}
-    members: dict[int, list[int]] = {}
-    shapes: dict[int, str] = {}  # by identity: alike shapes of a module are one
-
-    def whole(computation: Computation) -> bytes:
-        """The digest of a computation: what it returns, and all that it holds, in no order."""
-        held = sorted(map(digests.__getitem__, members[computation.id]))
-        return hashlib.blake2b(digests[made[computation.root.id]] + b"".join(held), digest_size=16).digest()
-
-    for at in module.walk():  # callees and operands come first
-        opcode, more = at.opcode, ""
-        if opcode == "parameter" or opcode == "get-tuple-element":
-            more = str(at.number)
-        elif opcode == "fusion":
-            more = at.proto.fusion_kind
-        elif opcode == "custom-call":
-            more = at.proto.custom_call_target
-        operands = [made[operand.id] for operand in at.operands]
-        key = (opcode, id(at.shape), more, *operands)
-        if at.called:
-            for called in at.called:
-                if called.id not in inside:
-                    inside[called.id] = whole(called)
-            key += tuple(inside[called.id] for called in at.called)
-        number = numbers.get(key)
-        if number is None:
-            number = numbers[key] = len(digests)
-            shape = shapes.get(id(at.shape))
-            if shape is None:
-                shape = shapes[id(at.shape)] = str(at.shape)
-            found = hashlib.blake2b(f"{opcode}\0{shape}\0{more}".encode(), digest_size=16)
-            for operand in operands:
-                found.update(digests[operand])
-            for called in at.called:
-                found.update(inside[called.id])
-            digests.append(found.digest())
-        made[at.id] = number
-        members.setdefault(at.computation.id, []).append(number)
-    return whole(module.entry).hex()
+    known: dict[tuple[Any, ...], int] = {}
+    made: list[int] = []  # by the number of the instruction
+    inside: list[bytes] = []  # by the position of the computation
+    shapes = [str(shape) for shape in table.shape_of.values()]
+    shape_of: list[int] = table.shape_numbers.tolist()
+    operand_of: list[int] = table.operands.tolist()
+    ends: list[int] = table.operand_ends.tolist()
+    starts = table.starts.tolist()
+    last = 0
+    for computation, start, end, root in zip(module.computations, starts, starts[1:], table.roots, strict=False):
+        for number in range(start, end):  # callees and operands come first
+            opcode, shape, more = table.opcodes[number], shape_of[number], ""
+            if opcode in _TOLD:
+                more = _TOLD[opcode](computation.instructions[number - start])
+            operands = tuple(map(made.__getitem__, operand_of[last : ends[number]]))
+            last = ends[number]
+            called = [inside[callee] for callee in table.called.get(number, ())]
+            key = (opcode, shape, more, operands, *called)
+            found = known.get(key)
+            if found is None:
+                found = known[key] = len(digests)
+                digest = hashlib.blake2b(f"{opcode}\0{shapes[shape]}\0{more}".encode(), digest_size=16)
+                for part in (*map(digests.__getitem__, operands), *called):
+                    digest.update(part)
+                digests.append(digest.digest())
+            made.append(found)
+        # What a computation returns, and all that it holds, in no order.
+        held = sorted(map(digests.__getitem__, made[start:end]))
+        inside.append(hashlib.blake2b(digests[made[root]] + b"".join(held), digest_size=16).digest())
+    return inside[table.entry].hex()
 
 
 def _program(evidence: Evidence) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -221,19 +222,28 @@ def shared_dimensions(at: Instruction) -> tuple[tuple[int, ...], ...] | None:
 
 def _dot_dims(lhs: tuple[int, ...], rhs: tuple[int, ...], numbers: _Numbers, name: str, out: int | None) -> _Dims:
     """Sizes of a dot. `out`: elements of its result, checked when given."""
-    remedy = "the dump is damaged: dump the module again"
+    dims, value, rule = _sizes(lhs, rhs, numbers)
+    if dims is not None:
+        made = dims.batch * dims.m * dims.n
+        if out is None or out == made:
+            return dims
+        value, rule = out, f"a result of {made} elements follows from the operands"
+    raise rejected(f"hlo.{name}", value, rule, "the dump is damaged: dump the module again")
+
+
+@lru_cache(maxsize=4096)
+def _sizes(lhs: tuple[int, ...], rhs: tuple[int, ...], numbers: _Numbers) -> tuple[_Dims | None, object, str]:
+    """Sizes of a dot; or None with what is wrong, and the rule."""
     for dims, used in ((lhs, numbers.lhs_k + numbers.lhs_b), (rhs, numbers.rhs_k + numbers.rhs_b)):
         if len(set(used)) != len(used) or any(not 0 <= d < len(dims) for d in used):
-            raise rejected(f"hlo.{name}", list(used), f"must name distinct dimensions of {list(dims)}", remedy)
+            return None, list(used), f"must name distinct dimensions of {list(dims)}"
     lhs_shared = [lhs[d] for d in numbers.lhs_k + numbers.lhs_b]
     if lhs_shared != [rhs[d] for d in numbers.rhs_k + numbers.rhs_b]:
-        raise rejected(f"hlo.{name}", f"{list(lhs)} x {list(rhs)}", "shared sizes of both operands must agree", remedy)
+        return None, f"{list(lhs)} x {list(rhs)}", "shared sizes of both operands must agree"
     batch, k = prod(lhs[d] for d in numbers.lhs_b), prod(lhs[d] for d in numbers.lhs_k)
     m = prod(d for i, d in enumerate(lhs) if i not in numbers.lhs_k + numbers.lhs_b)
     n = prod(d for i, d in enumerate(rhs) if i not in numbers.rhs_k + numbers.rhs_b)
-    if out is not None and out != batch * m * n:
-        raise rejected(f"hlo.{name}", out, f"a result of {batch * m * n} elements follows from the operands", remedy)
-    return _Dims(batch, m, k, n)
+    return _Dims(batch, m, k, n), None, ""
 
 
 class _Reader:

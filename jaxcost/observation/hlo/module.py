@@ -133,7 +133,9 @@ class Computation:
 
 
 class Module:
-    """The whole program. `computations` is ordered callees first; `unknowns` names what this reader did not know."""
+    """The whole program. `computations` is ordered callees first; `unknowns` names what this reader did not know;
+    `table` are the columns that the instructions are made of.
+    """
 
     def __init__(self, table: Table) -> None:
         maker = _Maker(table)
@@ -141,7 +143,8 @@ class Module:
         self.proto = table.proto
         self.computations = maker.computations
         self.entry = maker.computations[table.entry]
-        self.size = table.total
+        self.size, self.table = table.total, table
+        self._lines: dict[int, str] = {}  # by stack frame
         unknowns = sorted(table.unknowns.items())
         self.unknowns = [name if count == 1 else f"{name} x{count}" for name, count in unknowns]
 
@@ -156,12 +159,18 @@ class Module:
 
     def source(self, instruction: Instruction) -> str:
         """`file:line` of the user's code that made the instruction, or '' when the compiler kept none."""
-        index = self.proto.stack_frame_index
         frame_id = instruction.metadata.stack_frame_id
-        if not 1 <= frame_id <= len(index.stack_frames):
-            # Earlier versions wrote the place itself.
-            file, line = instruction.metadata.source_file, instruction.metadata.source_line
-            return f"{file}:{line}" if file else ""
+        found = self._lines.get(frame_id)
+        if found is None:
+            if not 1 <= frame_id <= len(self.proto.stack_frame_index.stack_frames):
+                # Earlier versions wrote the place itself.
+                file, line = instruction.metadata.source_file, instruction.metadata.source_line
+                return f"{file}:{line}" if file else ""
+            found = self._lines[frame_id] = self._line(frame_id)
+        return found
+
+    def _line(self, frame_id: int) -> str:
+        index = self.proto.stack_frame_index
         location_id = index.stack_frames[frame_id - 1].file_location_id
         if not 1 <= location_id <= len(index.file_locations):
             return ""

@@ -53,11 +53,15 @@ class Shape:
     is_tuple: bool = field(init=False, compare=False, repr=False)
     size: int = field(init=False, compare=False, repr=False)
     logical_bytes: int = field(init=False, compare=False, repr=False)
+    text: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         is_tuple, size = self.dtype == "tuple", prod(self.dims)
         logical = sum(e.logical_bytes for e in self.elements) if is_tuple else -(-size * _BITS[self.dtype] // 8)
-        for name, value in (("is_tuple", is_tuple), ("size", size), ("logical_bytes", logical)):
+        text = (
+            f"({', '.join(map(str, self.elements))})" if is_tuple else f"{self.dtype}[{','.join(map(str, self.dims))}]"
+        )
+        for name, value in (("is_tuple", is_tuple), ("size", size), ("logical_bytes", logical), ("text", text)):
             object.__setattr__(self, name, value)
 
     def leaves(self) -> Iterator[Shape]:
@@ -78,9 +82,7 @@ class Shape:
         return shape
 
     def __str__(self) -> str:
-        if self.is_tuple:
-            return "(" + ", ".join(map(str, self.elements)) + ")"
-        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+        return self.text
 
 
 def _stored_elements(dims: tuple[int, ...], layout: Proto) -> int:
