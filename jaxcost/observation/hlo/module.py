@@ -16,7 +16,7 @@ from functools import cache, cached_property, lru_cache
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
-from jaxcost.observation.hlo.schema import Proto, Split, part, schema, split
+from jaxcost.observation.hlo.schema import Header, Proto, Split, part, schema, split
 from jaxcost.observation.hlo.shapes import Shape
 from jaxcost.observation.hlo.table import Table
 
@@ -98,12 +98,9 @@ class Computation:
     callers: list[Instruction]
     root: Instruction
 
-    def __init__(self, maker: _Maker, position: int, proto: Proto) -> None:
+    def __init__(self, maker: _Maker, position: int, header: Header) -> None:
         self.maker, self.position = maker, position
-        self.id: int = proto.id
-        self.name: str = proto.name
-        self.is_fusion: bool = proto.is_fusion_computation
-        self.thread: str = proto.execution_thread
+        self.id, self.name, _, self.is_fusion, self.thread = header
 
     def __getattr__(self, name: str) -> Any:
         # Only reached while a slot is empty.
@@ -223,7 +220,7 @@ class _Maker:
 
     def __init__(self, table: Table) -> None:
         self.table, self.starts = table, table.parts.starts
-        self.computations = [Computation(self, n, proto) for n, proto in enumerate(table.proto.computations)]
+        self.computations = [Computation(self, n, header) for n, header in enumerate(table.computations)]
         self.made: list[Instruction] = [_UNMADE] * table.total
         self.metadata = _Once(_metadata)
         self.ids: list[int] = table.ids.tolist()

@@ -208,18 +208,29 @@ def parse(data: bytes) -> tuple[Proto, Proto | None]:
     raise _refused(data)
 
 
+class Header(NamedTuple):
+    """What a computation says of itself."""
+
+    id: int
+    name: str
+    root_id: int
+    is_fusion: bool
+    thread: str
+
+
 @dataclass(eq=False)
 class Split:
     """A module whose instructions are still bytes, the fields that the table does not know with how often each occurs,
     and the bytes of its buffer assignment (None: absent).
 
-    `raw` are the instructions of all computations, those of number n from `starts[n]` to `starts[n + 1]`; `columns`
+    `raw` are the instructions of all `computations`, those of number n from `starts[n]` to `starts[n + 1]`; `columns`
     their COLUMNS, of which those that each instruction has once are read: `opcodes`, `shapes`, `metadata`, `names`.
     """
 
     module: Proto
     unknown: Counter[str]
     packed_assignment: bytes | None
+    computations: list[Header]
     raw: list[bytes]
     starts: list[int]
     columns: Proto
@@ -253,9 +264,10 @@ def split(data: bytes) -> Split:
         merged = _try(name, data, "merged")
         if merged is None:
             continue
-        raw, starts = list[bytes](), [0]
-        for computation in module.computations:
-            raw += computation.instructions[:]
+        headers, raw, starts = list[Header](), list[bytes](), [0]
+        for one in module.computations:
+            headers.append(Header(one.id, one.name, one.root_id, one.is_fusion_computation, one.execution_thread))
+            raw += one.instructions[:]
             starts.append(len(raw))
         try:
             found, names = columns(raw), None
@@ -270,7 +282,7 @@ def split(data: bytes) -> Split:
         except DecodeError:
             continue
         packed = outer.buffer_assignment if name == "HloProto" and merged.HasField("buffer_assignment") else None
-        return Split(module, unknown, packed, raw, starts, found, opcodes, shapes, metadata, names)
+        return Split(module, unknown, packed, headers, raw, starts, found, opcodes, shapes, metadata, names)
     raise _refused(data)
 
 

@@ -50,9 +50,7 @@ class Table:
         if not self.total:
             raise RejectedError([Problem("hlo", 0, "a module has at least one instruction", REMEDY)])
         self.parts = parts
-        computations = parts.module.computations
-        self.computation_ids = [computation.id for computation in computations]
-        self.computation_names = [computation.name for computation in computations]
+        self.computations = parts.computations
         self.starts: Ints = np.array(parts.starts, dtype=np.int64)
         self.sizes = np.diff(self.starts)
         self.owners = np.repeat(np.arange(len(self.sizes)), self.sizes)
@@ -68,8 +66,8 @@ class Table:
         self.shape_numbers = _numbered(self.shape_of, self.shape_bytes)
         self.called_counts, self.called = self.read_called()
         self.numbers = self.read_numbers()
-        self.calling: list[list[int]] = [[] for _ in computations]
-        self.callers: list[list[int]] = [[] for _ in computations]
+        self.calling: list[list[int]] = [[] for _ in self.computations]
+        self.callers: list[list[int]] = [[] for _ in self.computations]
         owners = self.owners[list(self.called)].tolist() if self.called else []
         for owner, (number, callees) in zip(owners, self.called.items(), strict=True):
             self.calling[owner].append(number)
@@ -97,7 +95,7 @@ class Table:
     def path(self, number: int) -> str:
         """Where the instruction of that number stands."""
         position = bisect_right(self.parts.starts, number) - 1
-        return f"hlo.{self.computation_names[position]}.{self.names[number]}"
+        return f"hlo.{self.computations[position].name}.{self.names[number]}"
 
     def stop(self) -> None:
         if self.problems:
@@ -161,9 +159,9 @@ class Table:
         """How many computations each instruction calls, and the positions of those of each that calls any."""
         flat, ends, counts = self.ended(self.parts.columns.called_computation_ids)
         known: dict[int, int] = {}
-        for position, identity in enumerate(self.computation_ids):
+        for position, (identity, *_) in enumerate(self.computations):
             if identity in known:
-                self.problem(f"hlo.{self.computation_names[position]}", identity, "computation ids must be unique")
+                self.problem(f"hlo.{self.computations[position].name}", identity, "computation ids must be unique")
             known[identity] = position
         numbers, nowhere = np.flatnonzero(counts), len(known)
         wanted = np.delete(flat, ends).tolist()
@@ -228,7 +226,7 @@ class Table:
             given = numbers[owners == position].tolist()
             whole = len(set(given)) == len(given) and min(given) >= 0
             self.problem(
-                f"hlo.{self.computation_names[position]}", given[:8],
+                f"hlo.{self.computations[position].name}", given[:8],
                 "parameters must be numbered from 0 without gaps" if whole
                 else "parameter numbers must be unique and not negative",
             )  # fmt: skip
@@ -249,12 +247,12 @@ class Table:
         for number in np.flatnonzero(self.of_kind("fusion", "call")).tolist():
             callee = self.called[number][0]
             if taken[callee] != many[number]:
-                rule = f"{self.computation_names[callee]} takes {taken[callee]} operands"
+                rule = f"{self.computations[callee].name} takes {taken[callee]} operands"
                 self.problem(self.path(number), many[number], rule)
         for number in np.flatnonzero(self.of_kind("while")).tolist():
             if any(taken[callee] != 1 for callee in self.called[number]):
                 rule = "a loop's body and condition take one parameter"
-                self.problem(self.path(number), [self.computation_names[c] for c in self.called[number]], rule)
+                self.problem(self.path(number), [self.computations[c].name for c in self.called[number]], rule)
 
     def check_limits(self) -> None:
         """How deep computations call one another, and how many devices there are."""
@@ -265,7 +263,7 @@ class Table:
         for position, own in enumerate(depth):
             if own > MAX_CALL_DEPTH:
                 rule = f"computations call one another at most {MAX_CALL_DEPTH} deep"
-                raise RejectedError([Problem(f"hlo.{self.computation_names[position]}", own, rule, REMEDY)])
+                raise RejectedError([Problem(f"hlo.{self.computations[position].name}", own, rule, REMEDY)])
         assignment = self.proto.device_assignment
         counts = (assignment.replica_count, assignment.computation_count)
         if min(counts) < 0 or max(1, counts[0]) * max(1, counts[1]) > MAX_DEVICES:
@@ -273,19 +271,20 @@ class Table:
 
     def read_roots(self) -> list[int]:
         """The number of the root of each computation."""
-        identities = np.array([computation.root_id for computation in self.proto.computations], dtype=np.int64)
+        identities = np.array([computation.root_id for computation in self.computations], dtype=np.int64)
         found, there = self.numbers_of(identities)
         for position in np.flatnonzero(~there | (self.owners[found] != np.arange(len(found)))).tolist():
             rule = "the root must be an instruction of the computation"
-            self.problem(f"hlo.{self.computation_names[position]}", int(identities[position]), rule)
+            self.problem(f"hlo.{self.computations[position].name}", int(identities[position]), rule)
         return found.tolist()  # type: ignore[no-any-return]
 
     def read_entry(self) -> int:
         """The position of the entry."""
         wanted = self.proto.entry_computation_id
-        if wanted in self.computation_ids:
+        found = next((n for n, computation in enumerate(self.computations) if computation.id == wanted), None)
+        if found is not None:
             self.stop()
-            return self.computation_ids.index(wanted)
+            return found
         if not self.problems:
             self.problem("hlo.entry_computation_id", wanted, "must be a computation of the module")
         raise RejectedError(self.problems)
