@@ -87,6 +87,27 @@ def test_nothing_is_lost(name: str) -> None:
             assert added([unplaced, *(row.get(column, 0) for row in amounts)]) == (whole[column] or 0), column
 
 
+def test_a_merged_product_lies_around_its_scopes_and_is_split_among_its_arguments() -> None:
+    """A compiler makes one product of q, k and v: its name tells no scope of theirs, its operands tell the weights."""
+    hlo = lzma.decompress((ROOT / "hlo_dumps/toy-tied_training_h100-1_62ac7e0b.hlo.xz").read_bytes())
+    evidence = evidence_of(hlo)
+    found = section(evidence)
+
+    def named(tree: str) -> dict[str, dict[str, Any]]:
+        nodes = found[tree]
+        return {"/".join(nodes[i]["name"] for i in path): node for path, node in zip(paths(nodes), nodes, strict=True)}
+
+    own = {path: node["own"].get("flops", 0) for path, node in named("scopes").items()}
+    expected = {scope: amount.value for scope, amount in evidence.work.by_scope.items() if scope}
+    assert expected == {scope: own[scope] for scope in expected} and expected["group0/attn"]
+    merged = next(row for row in evidence.reading.contractions.rows if "v_proj" in str(row.shares))
+    executions = merged.executions.value or 0
+    assert merged.scope == "group0/attn" and len(merged.shares) == 3 and executions == 2
+    weights = {node["name"]: node["own"].get("flops", 0) for node in found["weights"]}
+    for share in merged.shares:
+        assert weights[".".join(share.argument.split(".")[-2:])] == share.flops * executions
+
+
 def test_a_loss_would_be_seen() -> None:
     found = section(recorded("toy-tied_training_cpu-1_62ac7e0b"))
     nodes = [dict(node) for node in found["scopes"]]

@@ -11,7 +11,11 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcost
-from jaxcost.audits.replication import sizes_of
+from jaxcost.audits.evidence import gather
+from jaxcost.audits.replication import replicated, sizes_of
+from jaxcost.observation.sources import Program
+from tests.observation.hlo.building import Program as ByHand
+from tests.observation.hlo.building import dot
 
 DATA, GRID = AbstractMesh((8,), ("data",)), AbstractMesh((2, 4), ("data", "other"))
 
@@ -79,6 +83,26 @@ def test_no_reason_where_two_equations_could_be_meant(pool):
     (row,) = data["jaxpr"]["differences"]
     assert row["reasons"] == [] and row["unexplained"] == row["difference"] == 7 * 2 * 8 * 32 * 512
     assert not any(finding["kind"] == "replicated" for finding in data["findings"])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [({}, 1), ({"executions": 2}, 0), ({"executions": 0}, 0), ({"executions": None}, 0),
+     ({"executions": 2, "alike": 2}, 1), ({"executions": 2, "dead": True}, 1), ({"kernel": True}, 0)],
+)  # fmt: skip
+def test_copies_are_said_where_executions_are_those_asked_for(more, said):
+    """One product, whole on each of two devices; fewer than asked for where some may be left out, and never more."""
+    made = ByHand()
+    made.computation("entry")
+    dot(made, 2, 3, 5)
+    evidence = gather(Program("proto", "x", made.bytes(), "cpu"))
+    equation = {
+        "batch": 1, "m": 2, "k": 3, "n": 5, "flops": 60, "executions": 1, "basis": "shape", "kernel": False,
+        "dead": False, "repeats": False, "alike": 1,
+    }  # fmt: skip
+    products = {row.id: row for row in evidence.reading.contractions.rows}
+    found = list(replicated(evidence.work.rows, products, [{**equation, **more}], 2))
+    assert [(one.copies, one.flops) for one in found] == [(2, 60)] * said
 
 
 def test_sizes_of_a_product_and_its_transpose():

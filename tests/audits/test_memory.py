@@ -283,6 +283,31 @@ def test_a_loop_that_writes_into_an_argument_starts_from_a_copy(pool, target):
     assert any(f["kind"] == "loop_copy" for f in seen.findings)
 
 
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_copy_that_a_loop_hands_on_unchanged_is_no_copy_of_its_state(changed):
+    from jaxcost.audits.evidence import Notes, gather
+    from jaxcost.audits.residents import loop_copies
+    from jaxcost.observation.sources import Program
+    from tests.observation.hlo.building import Program as ByHand
+
+    state = [("s32",), ("f32", 1024)]
+    made = ByHand()
+    body = made.computation("body")
+    given = made.add("parameter", state)
+    counter, rows = (made.add("get-tuple-element", shape, [given], tuple_index=n) for n, shape in enumerate(state))
+    after = made.add("negate", state[1], [rows]) if changed else rows
+    made.add("tuple", state, [made.add("add", state[0], [counter, made.constant(1)]), after])
+    condition = made.computation("condition")
+    given = made.add("parameter", state)
+    counter = made.add("get-tuple-element", state[0], [given], tuple_index=0)
+    made.add("compare", ("pred",), [counter, made.constant(3)], comparison_direction="LT")
+    made.computation("entry")
+    copy = made.add("copy", state[1], [made.add("parameter", state[1])])
+    made.add("while", state, [made.add("tuple", state, [made.constant(0), copy])], [body, condition])
+    found = loop_copies(gather(Program("proto", "x", made.bytes(), "cpu")), Notes())
+    assert [(row["bytes"], row["where"]) for row in found] == ([(4096, "before")] if changed else [])
+
+
 def test_an_argument_returned_unchanged_is_there_twice(pool):
     memory = audit(lambda a, b: (jnp.transpose(a).T, b @ a), array(1024, 1024), array(1024, 1024), pool=pool).memory
     assert [(row["path"], row["result"], row["bytes"]) for row in adds_up(memory)["twice"]] == [("a", [0], 4 * MIB)]

@@ -423,6 +423,16 @@ def test_what_was_donated_in_vain_for_its_type(pool, target):
     assert not rows_of(after, "donated_in_vain")
 
 
+def test_a_result_takes_over_one_of_two_donated_in_vain(pool):
+    def step(a, b):
+        return (a + b).astype("bfloat16")
+
+    memory = audit(step, array(256, 256), array(256, 256), pool=pool, donate_argnums=(0, 1)).memory
+    assert [row["reason"] for row in memory["donation"]["arguments"]] == ["dtype", "dtype"]
+    rows = rows_of(memory, "donated_in_vain")
+    assert sum(row["saves_bytes"] for row in rows.values()) == 256 * 256 * 2
+
+
 @pytest.mark.parametrize("target", ["cpu", CUDA])
 def test_each_change_stands_once_and_saves_something(pool, target):
     rows = of(pool, target)["savings"]["rows"]
