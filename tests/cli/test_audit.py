@@ -302,6 +302,14 @@ def test_what_is_wrong_is_said_with_its_remedy(run, tmp_path, words, code, said)
     assert said in shown and all(error["remedy"] for error in data["errors"]) and "Traceback" not in shown
 
 
+def test_a_line_of_a_project_in_a_folder_named_like_the_package_is_named(run, tmp_path, monkeypatch):
+    (tmp_path / "jaxcost").mkdir()
+    (tmp_path / "jaxcost" / "theirs.py").write_text("def raises():\n    raise KeyError('state')\n")
+    monkeypatch.chdir(tmp_path / "jaxcost")
+    data = run("--function", "theirs:raises", code=2)
+    assert "KeyError: 'state' (theirs.py, line 2)" in data["errors"][0]["rule"]
+
+
 def test_recorded_evidence_is_audited_by_the_module_beside_it(run, root):
     path = sorted((root / "hlo_dumps").glob("*decode_h100-1_*.json"))[0]
     data = run(path)

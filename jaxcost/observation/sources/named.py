@@ -14,6 +14,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxcost.contracts.errors import RejectedError, reject
@@ -25,6 +26,7 @@ from jaxcost.observation.sources.program import Lowered
 from jaxcost.observation.sources.stages import lowered_stage, stage_of
 from jaxcost.observation.targets import Target
 
+_PACKAGE = f"{Path(__file__).parents[2]}/"  # frames of jaxcost itself; a project may lie in a folder of that name
 _FORM = "return (function, args) or (function, args, keywords), where args is a tuple of (abstract) arguments"
 
 
@@ -120,7 +122,7 @@ def _raised(name: str, doing: str, error: BaseException) -> RejectedError:
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith("<") and "site-packages" not in file and "/jaxcost/" not in file:
+        if not file.startswith(("<", _PACKAGE)) and "site-packages" not in file:
             where = f" ({file.rpartition('/')[2]}, line {trace.tb_lineno})"
         trace = trace.tb_next
     said = f"{type(error).__name__}: {first_line(error)}"
