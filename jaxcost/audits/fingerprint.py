@@ -111,10 +111,9 @@ def structure(module: Module) -> str:
             found = known.get(key)
             if found is None:
                 found = known[key] = len(digests)
-                digest = hashlib.blake2b(f"{opcode}\0{shapes[shape]}\0{more}".encode(), digest_size=16)
-                for part in (*map(digests.__getitem__, operands), *called):
-                    digest.update(part)
-                digests.append(digest.digest())
+                head = f"{opcode}\0{shapes[shape]}\0{more}".encode()
+                whole = b"".join((head, *map(digests.__getitem__, operands), *called))
+                digests.append(hashlib.blake2b(whole, digest_size=16).digest())
             made.append(found)
         # What a computation returns, and all that it holds, in no order.
         held = sorted(map(digests.__getitem__, made[start:end]))

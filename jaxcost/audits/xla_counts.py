@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import NamedTuple
 
-from jaxcost.observation.hlo.module import Computation, Instruction, Module
+from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.shapes import Shape
 from jaxcost.observation.hlo.trips import ZERO, Executions, Total
 
@@ -270,23 +270,32 @@ _FLOPS: Mapping[str, Callable[[Instruction], int]] = {
 _UNMODELLED = frozenset(
     "ragged-dot scaled-dot scan topk batch-norm-grad batch-norm-inference batch-norm-training".split()
 )
+_FRAMES = frozenset(["while", "conditional", "call", "async-start"])
 _APPLIES = frozenset(["reduce", "reduce-window", "scatter", "map"])
 
 
 class _Analysis:
-    """One pass, callees first; `own` is what each instruction adds where its computation runs."""
+    """One pass, callees first. `done` is a computation with all that it runs; `own`, by the id of its root, what its
+    instructions add by themselves, without the loops, branches and calls in it.
+    """
 
     def __init__(self, module: Module) -> None:
         self.done: dict[int, Counts] = {}
         self.own: dict[int, Counts] = {}
         for computation in module.computations:
-            self.done[computation.id] = Counts.total([
-                self._instruction(at, computation) for at in computation.instructions
-            ])  # fmt: skip
+            own, inner = list[Counts](), list[Counts]()
+            for at in computation.instructions:
+                if at.opcode in _FRAMES:
+                    inner.append(self._frame(at))
+                else:
+                    own.append(self._own(at))
+            mine = Counts.total(own)
+            if not computation.is_fusion:
+                self.own[computation.root.id] = mine
+            self.done[computation.id] = mine.plus(Counts.total(inner)) if inner else mine
 
-    def _instruction(self, at: Instruction, computation: Computation) -> Counts:
-        if at.opcode in ("call", "async-start"):
-            return self.done[at.called[0].id] if at.called else NOTHING
+    def _frame(self, at: Instruction) -> Counts:
+        """What a loop runs once, a branch at most, a call."""
         if at.opcode == "while":
             body, condition = (self.done[inner.id] for inner in at.called)
             return body.plus(condition)
@@ -295,10 +304,7 @@ class _Analysis:
             for branch in at.called[1:]:
                 most = most.largest(self.done[branch.id])
             return most
-        counts = self._own(at)
-        if not computation.is_fusion and counts is not NOTHING:
-            self.own[at.id] = counts
-        return counts
+        return self.done[at.called[0].id] if at.called else NOTHING
 
     def _own(self, at: Instruction) -> Counts:
         opcode = at.opcode

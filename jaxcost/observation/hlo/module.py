@@ -135,7 +135,7 @@ class Module:
     """
 
     def __init__(self, table: Table) -> None:
-        maker = _Maker(table)
+        self.maker = maker = _Maker(table)
         self.name: str = table.proto.name
         self.proto = table.proto
         self.computations = maker.computations
@@ -153,6 +153,10 @@ class Module:
     def walk(self) -> Iterator[Instruction]:
         """All instructions, callees first."""
         return chain.from_iterable(computation.instructions for computation in self.computations)
+
+    def op_names(self) -> list[str]:
+        """The op_names of all instructions, alike metadata once."""
+        return [self.maker.metadata[raw][1] for raw in dict.fromkeys(self.table.metadata)]
 
     def source(self, instruction: Instruction) -> str:
         """`file:line` of the user's code that made the instruction, or '' when the compiler kept none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import MOVEMENT
@@ -10,6 +11,7 @@ from jaxcost.observation.hlo.scope import BACKWARD, FORWARD, MIXED, OPTIMIZER, R
 
 _MAX_WALK = 96
 _NEIGHBOURS = 48
+_UNTOLD = Place("", FORWARD, exact=False)
 
 
 def behind(at: Instruction) -> Instruction | None:
@@ -87,11 +89,13 @@ class Places:
     """Scope and phase of every instruction.
 
     An instruction's own name decides. One without a name takes its fusion's; failing that its scope is what its nearest
-    named neighbours share and its phase the latest of those that feed it; the result then says `exact=False`.
+    named neighbours share and its phase the latest of those that feed it; the result then says `exact=False`. `names`
+    are all op_names of the module, where they are known: where none has a scope, no neighbour is asked.
     """
 
-    def __init__(self, scopes: frozenset[str] | None) -> None:
+    def __init__(self, scopes: frozenset[str] | None, names: Iterable[str] | None = None) -> None:
         self.scopes = scopes
+        self.told = names is None or any(place(name, scopes).scope for name in names if name)
         self.known: dict[int, tuple[Place, str]] = {}
 
     def of(self, at: Instruction) -> Place:
@@ -116,6 +120,8 @@ class Places:
         return self._inferred(at), ""
 
     def _inferred(self, at: Instruction) -> Place:
+        if not self.told:
+            return _UNTOLD
         before, after = self._nearest(at, back=True), self._nearest(at, back=False)
         order = (FORWARD, REPLAY, BACKWARD, OPTIMIZER)
         phases = [p.phase for p in before if p.phase != MIXED]

@@ -179,7 +179,7 @@ def _read(
     module, assignment = read_module(parts), parts.assignment
     executions = read_executions(module, trips)
     loops = executions.loops
-    places = Places(scopes_kept)
+    places = Places(scopes_kept, module.op_names())
     contractions, notes = read_contractions(module, executions, places, platform)
     memory, memory_notes = read_memory(module, assignment, places, platform, general=general)
     traffic, moved = read_traffic(module, executions, places)

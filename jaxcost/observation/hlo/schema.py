@@ -355,7 +355,7 @@ def _apart(found: Proto, name: str, total: int) -> list[Any]:
     """
     column: list[Any] = getattr(found, name)[:]
     end: Any = _ENDS[name]
-    if len(column) == 2 * total and column.count(end) == total and column[1::2].count(end) == total:
+    if len(column) == 2 * total and column[1::2].count(end) == total:
         return column[::2]
     items: list[Any] = []
     absent = value = type(end)()

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from heapq import nsmallest
+from operator import itemgetter
 
 from jaxcost.observation.hlo.module import Computation, Instruction, Module
 from jaxcost.observation.hlo.opcodes import BOOKKEEPING, COLLECTIVES, DONE, HARMLESS_TARGETS
 from jaxcost.observation.hlo.origins import Places
+from jaxcost.observation.hlo.scope import Place
 from jaxcost.observation.hlo.shapes import Shape
 from jaxcost.observation.hlo.trips import ZERO, Executions, Total
 
@@ -79,7 +82,7 @@ def _split(shapes: Iterable[Shape], size: Measure) -> tuple[int, int]:
     """(bytes in device memory, bytes elsewhere) of all leaves."""
     device = chip = 0
     for shape in shapes:
-        for leaf in shape.leaves():
+        for leaf in shape.leaves() if shape.is_tuple else (shape,):
             if leaf.memory_space == 0:
                 device += size(leaf)
             else:
@@ -193,13 +196,15 @@ def category_of(at: Instruction) -> str:
 def _moved(at: Instruction, fusions: _Fusions) -> tuple[int, int, int]:
     """(read, written, on-chip) bytes of one execution of a top-level instruction."""
     size = fusions.size
-    opcode, operands = at.opcode, list(dict.fromkeys(at.operands))
+    opcode, operands = at.opcode, at.operands
+    if len(operands) > 1 and opcode != "fusion":
+        operands = tuple(dict.fromkeys(operands))
     if opcode == "fusion":
         reads = fusions.reads(at.called[0])
         read = chip = 0
         seen: set[int] = set()
         for number, operand in enumerate(at.operands):
-            device, elsewhere = _split([operand.shape], size)
+            device, elsewhere = _split((operand.shape,), size)
             part = reads.get(number)
             if operand.id in seen and part is None:
                 continue
@@ -265,27 +270,41 @@ def read_traffic(
     stored, logical = _Fusions(_stored), _Fusions(_logical)
     shapes = {id(at.shape): at.shape for at in module.walk()}.values()
     padded = any(shape.bytes != shape.logical_bytes for shape in shapes)
-    moves: list[Move] = []
+    heaviest: list[tuple[int, Instruction, str, tuple[int, int, int]]] = []
     moved: dict[int, int] = {}
-    own: dict[int, dict[tuple[str, ...], int]] = {}  # by the root of the computation
+    # By computation, category and place: bytes read, written, on chip, of scratch space, of padding.
+    found: dict[int, dict[tuple[str, Place], list[int]]] = {}
     for at in moving(module, executions):
-        read, written, chip = _moved(at, stored)
+        amounts = read, written, chip = _moved(at, stored)
         padding = read + written + chip - sum(_moved(at, logical)) if padded else 0
-        place = places.of(at)
         category = category_of(at)
-        moves.append(
-            Move(at.name, at.opcode, category, place.scope, place.phase, read, written, chip, counts[at.computation.id])
-        )
         moved[at.id] = read + written
-        sums = own.setdefault(at.computation.root.id, {})
-        for key, amount in (
-            (("read", category), read), (("write", category), written), (("chip", category), chip),
-            (("workspace",), _workspace(at)), (("padding",), 0 if category in ("copy", "collective") else padding),
-            (("place", place.scope, place.phase), read + written),
-        ):  # fmt: skip
-            sums[key] = sums.get(key, 0) + amount
+        often = counts[at.computation.id].maximum or 1
+        heaviest.append((-(read + written) * often, at, category, amounts))
+        sums = found.setdefault(at.computation.id, {}).setdefault((category, places.of(at)), [0, 0, 0, 0, 0])
+        sums[0] += read
+        sums[1] += written
+        sums[2] += chip
+        sums[3] += _workspace(at)
+        sums[4] += 0 if category in ("copy", "collective") else padding
+    own: dict[int, dict[tuple[str, ...], int]] = {}
+    for computation in module.computations:
+        mine = own[computation.root.id] = {}
+        for (category, place), (read, written, chip, workspace, padding) in found.get(computation.id, {}).items():
+            for key, amount in (
+                (("read", category), read), (("write", category), written), (("chip", category), chip),
+                (("workspace",), workspace), (("padding",), padding),
+                (("place", place.scope, place.phase), read + written),
+            ):  # fmt: skip
+                mine[key] = mine.get(key, 0) + amount
     totals = executions.totals(own)
-    moves.sort(key=lambda m: -(m.read_bytes + m.write_bytes) * (m.executions.maximum or 1))
+    moves = [
+        Move(
+            at.name, at.opcode, category, places.of(at).scope, places.of(at).phase, *amounts,
+            executions=counts[at.computation.id],
+        )
+        for _, at, category, amounts in nsmallest(keep, heaviest, key=itemgetter(0))
+    ]  # fmt: skip
     read_of = {c: totals.get(("read", c), ZERO) for c in CATEGORIES}
     write_of = {c: totals.get(("write", c), ZERO) for c in CATEGORIES}
     chip_of = {c: totals.get(("chip", c), ZERO) for c in CATEGORIES}
@@ -293,6 +312,6 @@ def read_traffic(
         read_of, write_of,
         {(k[1], k[2]): v for k, v in totals.items() if k[0] == "place"},
         sum(read_of.values(), ZERO), sum(write_of.values(), ZERO), chip_of, sum(chip_of.values(), ZERO),
-        totals.get(("workspace",), ZERO), totals.get(("padding",), ZERO), tuple(moves[:keep]),
+        totals.get(("workspace",), ZERO), totals.get(("padding",), ZERO), tuple(moves),
     )  # fmt: skip
     return traffic, moved
