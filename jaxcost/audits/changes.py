@@ -57,15 +57,6 @@ def _donate(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[
     how = _DONATED_BY.get(lowered.jitted, "") if lowered is not None else ""
     for argument, found in possible.items():
         size, unsure = sum(p.bytes for p in found), sum(p.bytes for p in found if not p.sure)
-        costs, kept = [], 0
-        for one in found:
-            if one.moves is None or (one.moves and not replay.events):
-                kept += one.bytes
-                continue
-            for start, end, moved in one.moves:
-                last = len(replay.events) if end is None else replay.event_at(end + 1)
-                if (first := min(replay.event_at(start), len(replay.events) - 1)) < last:
-                    costs.append(Edit(first, last, moved))
         why = next((p.why for p in found if not p.sure), found[0].why)
         # A copy may lie beside both the argument and the result, so what is unsure may cost as much as it may save.
         certain = size - 2 * unsure > 0
@@ -73,7 +64,7 @@ def _donate(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[
             "donate", argument, f"donate {argument}{how}",
             f"{len(found):,} results, {size:,} bytes, would take over its memory, {size - unsure:,} for certain: {why}",
             "exact" if not unsure else "interval" if certain else "estimate", resident=-size,
-            costs=() if certain else None, resident_cost=2 * unsure, likely=(tuple(costs), kept),
+            costs=() if certain else None, resident_cost=2 * unsure,
             assumptions=("the caller does not use it again",),
         )  # fmt: skip
 

@@ -31,16 +31,13 @@ class Possible:
     """An argument that was not given away, and a result that could take over its memory.
 
     `sure`: whatever the schedule, the argument is used for the last time before the result's memory is written, or in
-    the same elementwise operation; then the saving is exact. Else `moves` are the values that lie there while the
-    argument is still read and would need memory of their own: from which place of the schedule to which (None: to its
-    end), and their bytes; None where a copy of the result is to be expected.
+    the same elementwise operation; then the saving is exact.
     """
 
     argument: Bound
     result: Returned
     sure: bool
     why: str
-    moves: tuple[tuple[int, int | None, int], ...] | None = ()
 
     @property
     def bytes(self) -> int:
@@ -201,36 +198,29 @@ class Pairing:
             groups.setdefault(whole_argument(argument.path), []).append(argument)
         return {name: found for name, group in groups.items() if (found := self.of(group))}
 
-    def _lifetimes(
-        self, argument: Bound, result: Returned
-    ) -> tuple[bool, str, tuple[tuple[int, int | None, int], ...] | None]:
+    def _lifetimes(self, argument: Bound, result: Returned) -> tuple[bool, str]:
         at, writers = argument.parameter, self.writers[result.index]
         assert at is not None
-        if not writers or any(w.at.id not in self.order for w in writers):
-            return False, "where the result's memory is first written cannot be told", None
+        if not writers or any(w.id not in self.order for w in writers):
+            return False, "where the result's memory is first written cannot be told"
         last, by = self._last_use(at)
-        first = min(writers, key=lambda w: self.order[w.at.id]).at
+        first = min(writers, key=lambda w: self.order[w.id])
         when = self.order[first.id]
         inside = last == when and by is first and _in_place(at, first)
-        if last < when or inside:
-            # Copies are put in before there is a schedule: only what follows from a reader comes after it for certain.
-            loose = self._not_before(at, first)
-            if loose is not None:
-                why = f"only the schedule keeps {loose.name}, which reads it, before {first.name}, which writes to the"
-                return False, f"{why} result's memory: a copy may be needed", None
-            if inside:
-                return True, f"{first.name} reads and writes it element by element", ()
-            return True, f"it is not read again once {first.name} has begun to write there", ()
-        moves = []
-        for writer in writers:
-            start = self.order[writer.at.id]
-            if start > last or (start == last and by is writer.at and _in_place(at, writer.at)):
-                continue
-            end = None if writer.final else max(start, self._last_use(writer.at)[0])
-            moves.append((start, end, writer.bytes))
-        read_by = by.name if by is not None else "the result"
-        why = f"{read_by} still reads it when {first.name} writes to the result's memory: a copy may be needed"
-        return False, why, tuple(moves)
+        if last >= when and not inside:
+            read_by = by.name if by is not None else "the result"
+            return (
+                False,
+                f"{read_by} still reads it when {first.name} writes to the result's memory: a copy may be needed",
+            )
+        # Copies are put in before there is a schedule: only what follows from a reader comes after it for certain.
+        loose = self._not_before(at, first)
+        if loose is not None:
+            why = f"only the schedule keeps {loose.name}, which reads it, before {first.name}, which writes to the"
+            return False, f"{why} result's memory: a copy may be needed"
+        if inside:
+            return True, f"{first.name} reads and writes it element by element"
+        return True, f"it is not read again once {first.name} has begun to write there"
 
     def _not_before(self, at: Instruction, writer: Instruction) -> Instruction | None:
         """A reader of an argument that a writer does not follow from by its operands; None where it does from all."""
@@ -294,23 +284,13 @@ def _until(user: Instruction) -> list[Instruction]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """An instruction of the entry that writes to a result's memory, the bytes, and whether they are the result's."""
-
-    at: Instruction
-    bytes: int
-    final: bool
-
-
-def _writers(evidence: Evidence) -> dict[tuple[int, ...], list[_Writer]]:
-    """By result, what writes to its memory: it may hold temporaries before it."""
+def _writers(evidence: Evidence) -> dict[tuple[int, ...], list[Instruction]]:
+    """By result, the instructions of the entry that write to its memory: it may hold temporaries before it."""
     module, assignment = evidence.graph.module, evidence.graph.assignment
-    found: dict[tuple[int, ...], list[_Writer]] = {}
+    found: dict[tuple[int, ...], list[Instruction]] = {}
     if assignment is None:
         return found
     places = {b.id: b.defined_at for b in assignment.logical_buffers}
-    sizes = {b.id: int(b.size) for b in assignment.logical_buffers}
     holders: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for allocation in assignment.buffer_allocations:
         if allocation.maybe_live_out and not allocation.is_entry_computation_parameter:
@@ -321,11 +301,8 @@ def _writers(evidence: Evidence) -> dict[tuple[int, ...], list[_Writer]]:
     for result in returned(evidence):
         made = _maker(module, result)
         members = holders.get((made[0].id, made[1]), []) if made is not None else []
-        own = made[0].id if made is not None else None
-        pairs = ((module.instructions.get(places[m].instruction_id), m) for m in members)
-        found[result.index] = [
-            _Writer(_in_entry(module, at), sizes[m], at.id == own) for at, m in pairs if at is not None
-        ]
+        writers = (module.instructions.get(places[member].instruction_id) for member in members)
+        found[result.index] = [_in_entry(module, at) for at in writers if at is not None]
     return found
 
 

@@ -5,7 +5,7 @@ that moment becomes the peak. Each is `derived`: it says what the plan at hand w
 compiler given the changed program makes a new plan. `bound` says what that makes of the number:
 
     exact      the plan stays as it is but for this memory
-    interval   between `at_least_bytes` and `saves_bytes`; `expected_bytes` is what the plan at hand says, where it does
+    interval   between `at_least_bytes` and `saves_bytes`
     upper      at most `saves_bytes`, where the rest of the plan stays; what the change itself costs is not known
     estimate   near `saves_bytes`, on either side: the compiler plans the changed region anew
 
@@ -68,8 +68,7 @@ class Happening(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change to a program. `edits` and `resident` are what it does to the plan at best; `costs` are further edits,
-    `resident_cost` further bytes, that it may bring with it; `likely` are edits and bytes that the plan at hand says it
-    brings.
+    `resident_cost` further bytes, that it may bring with it.
     """
 
     kind: str
@@ -81,7 +80,6 @@ class Change:
     resident: int = 0
     costs: tuple[Edit, ...] | None = None
     resident_cost: int = 0
-    likely: tuple[tuple[Edit, ...], int] | None = None
     assumptions: tuple[str, ...] = ()
 
 

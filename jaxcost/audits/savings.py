@@ -40,13 +40,10 @@ def savings(
             least = max(0, before - replay.peak((*change.edits, *change.costs), change.resident + change.resident_cost))
         if saved <= 0 or saved * _SHARE < before:
             continue
-        expected = saved if change.bound == "exact" else None
-        if change.likely is not None:
-            edits, more = change.likely
-            expected = max(0, before - replay.peak((*change.edits, *edits), change.resident + more))
+        exact = change.bound == "exact"
         rows.append({
             "kind": change.kind, "target": change.target, "action": change.action, "saves_bytes": saved,
-            "at_least_bytes": saved if change.bound == "exact" else least, "expected_bytes": expected,
+            "at_least_bytes": saved if exact else least, "expected_bytes": saved if exact else None,
             "peak_after_bytes": after,
             "bound": change.bound, "evidence": "derived", "derivation": change.derivation,
             "assumptions": list(change.assumptions),
