@@ -31,6 +31,7 @@ ELEMENTWISE = frozenset(
     select shift-left shift-right-arithmetic shift-right-logical sign stochastic-convert subtract xor""".split()
 )
 _NO_BYTES = frozenset("parameter constant get-tuple-element bitcast domain after-all add-dependency".split())
+_NO_ELEMENTS = ("token", "opaque")
 _POINTER_BYTES = 8
 _MOST_TAPS = 1 << 20  # of one spatial dimension; a larger one is damage
 
@@ -95,13 +96,6 @@ class Recount:
     unmodelled: tuple[str, ...]
 
 
-def _size(shape: Shape) -> int:
-    """Bytes of all arrays of a shape as they are stored."""
-    if not shape.is_tuple:
-        return 0 if shape.dtype == "token" else shape.bytes
-    return sum(_size(element) for element in shape.elements)
-
-
 def _is_view(at: Instruction) -> bool:
     """Whether a transpose only renames the dimensions of what lies in memory: then it counts as no transfer."""
     before, after = at.operands[0].shape.dims, at.shape.dims
@@ -114,7 +108,9 @@ def _is_view(at: Instruction) -> bool:
 
 
 def _elements(shape: Shape) -> int:
-    return sum(leaf.size for leaf in shape.leaves() if leaf.dtype not in ("token", "opaque"))
+    if not shape.is_tuple:
+        return 0 if shape.dtype in _NO_ELEMENTS else shape.size
+    return sum(leaf.size for leaf in shape.leaves() if leaf.dtype not in _NO_ELEMENTS)
 
 
 def _first(shape: Shape) -> Shape:
@@ -188,7 +184,7 @@ def _applied(at: Instruction) -> int:
 
 
 def _operand_bytes(at: Instruction) -> int:
-    return sum(_size(operand.shape) for operand in at.operands)
+    return sum([operand.shape.bytes for operand in at.operands])
 
 
 def _parameter_reads(value: Instruction) -> int:
@@ -199,12 +195,12 @@ def _parameter_reads(value: Instruction) -> int:
             given = [user.called[0].parameters[n] for n, operand in enumerate(user.operands) if operand is value]
             total += sum(_parameter_reads(inner) for inner in given)
         elif user.opcode == "slice" or (user.opcode == "dynamic-slice" and user.operands[0] is value):
-            total += _size(user.shape)
+            total += user.shape.bytes
         elif user.opcode in ("broadcast", "reshape"):
-            total += _size(value.shape)
+            total += value.shape.bytes
         elif not (user.opcode == "dynamic-update-slice" and user.operands[0] is value) and not whole:
             whole = True
-            total += _size(value.shape)
+            total += value.shape.bytes
     return total
 
 
@@ -214,10 +210,10 @@ def _fusion_bytes(at: Instruction) -> int:
     made = list(zip(root.operands, at.shape.elements, strict=False)) if root.opcode == "tuple" else [(root, at.shape)]
     for value, shape in made:
         updated = value.opcode == "dynamic-update-slice"
-        total += _size(value.operands[1].shape) if updated else _size(shape)
+        total += value.operands[1].shape.bytes if updated else shape.bytes
     for inner in inside.instructions:
         if inner.opcode == "constant" and inner.shape.size > 8:
-            total += _size(inner.shape)
+            total += inner.shape.bytes
     for parameter in inside.parameters.values():
         if parameter.shape.is_tuple:
             total += sum(_parameter_reads(user) for user in parameter.users if user.opcode == "get-tuple-element")
@@ -234,30 +230,30 @@ def _bytes(at: Instruction) -> float:
     if opcode == "fusion":
         return _fusion_bytes(at)
     if opcode == "slice":
-        return 2 * _size(at.shape)
+        return 2 * at.shape.bytes
     if opcode == "dynamic-slice":
-        return 2 * _size(at.shape) + _size(operands[1].shape)
+        return 2 * at.shape.bytes + operands[1].shape.bytes
     if opcode == "dynamic-update-slice":
-        return 2 * _size(operands[1].shape) + _size(operands[2].shape)
+        return 2 * operands[1].shape.bytes + operands[2].shape.bytes
     if opcode == "tuple":
         return _POINTER_BYTES * len(at.shape.elements)
     if opcode == "transpose" and _is_view(at):
         return 0
     if opcode == "gather":
-        return 2 * _size(at.shape) + _size(operands[1].shape)
+        return 2 * at.shape.bytes + operands[1].shape.bytes
     if opcode == "scatter":
         count = (len(operands) - 1) // 2
-        updates = sum(_size(operand.shape) for operand in operands[count + 1 :])
-        return 3 * updates + _size(operands[count].shape)
+        updates = sum(operand.shape.bytes for operand in operands[count + 1 :])
+        return 3 * updates + operands[count].shape.bytes
     if opcode == "cholesky":
-        return _size(operands[0].shape)
+        return operands[0].shape.bytes
     if opcode == "triangular-solve":
-        return _size(at.shape) + _size(operands[0].shape) / 2 + _size(operands[1].shape)
+        return at.shape.bytes + operands[0].shape.bytes / 2 + operands[1].shape.bytes
     if opcode == "infeed":
-        return _size(at.shape)
+        return at.shape.bytes
     if opcode == "outfeed":
         return _operand_bytes(at)
-    return _size(at.shape) + _operand_bytes(at)
+    return at.shape.bytes + _operand_bytes(at)
 
 
 _FLOPS: Mapping[str, Callable[[Instruction], int]] = {

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from jaxcost.observation.hlo.module import Computation, Instruction, Module
 from jaxcost.observation.hlo.opcodes import BOOKKEEPING, COLLECTIVES, DONE, HARMLESS_TARGETS
 from jaxcost.observation.hlo.origins import Places
-from jaxcost.observation.hlo.scope import Place
 from jaxcost.observation.hlo.shapes import Shape
 from jaxcost.observation.hlo.trips import ZERO, Executions, Total
 
@@ -36,12 +35,8 @@ _LIBRARY_PRODUCTS = ("__cublas$", "__cudnn$conv", "__onednn$matmul")
 Measure = Callable[[Shape], int]
 
 
-def _stored(shape: Shape) -> int:
-    return shape.bytes
-
-
-def _logical(shape: Shape) -> int:
-    return shape.logical_bytes
+_stored: Measure = attrgetter("bytes")
+_logical: Measure = attrgetter("logical_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +268,7 @@ def read_traffic(
     heaviest: list[tuple[int, Instruction, str, tuple[int, int, int]]] = []
     moved: dict[int, int] = {}
     # By computation, category and place: bytes read, written, on chip, of scratch space, of padding.
-    found: dict[int, dict[tuple[str, Place], list[int]]] = {}
+    found: dict[int, dict[tuple[str, str, str], list[int]]] = {}
     for at in moving(module, executions):
         amounts = read, written, chip = _moved(at, stored)
         padding = read + written + chip - sum(_moved(at, logical)) if padded else 0
@@ -281,7 +276,9 @@ def read_traffic(
         moved[at.id] = read + written
         often = counts[at.computation.id].maximum or 1
         heaviest.append((-(read + written) * often, at, category, amounts))
-        sums = found.setdefault(at.computation.id, {}).setdefault((category, places.of(at)), [0, 0, 0, 0, 0])
+        place = places.of(at)
+        here = found.setdefault(at.computation.id, {})
+        sums = here.setdefault((category, place.scope, place.phase), [0, 0, 0, 0, 0])
         sums[0] += read
         sums[1] += written
         sums[2] += chip
@@ -290,11 +287,13 @@ def read_traffic(
     own: dict[int, dict[tuple[str, ...], int]] = {}
     for computation in module.computations:
         mine = own[computation.root.id] = {}
-        for (category, place), (read, written, chip, workspace, padding) in found.get(computation.id, {}).items():
+        for (category, scope, phase), (read, written, chip, workspace, padding) in found.get(
+            computation.id, {}
+        ).items():
             for key, amount in (
                 (("read", category), read), (("write", category), written), (("chip", category), chip),
                 (("workspace",), workspace), (("padding",), padding),
-                (("place", place.scope, place.phase), read + written),
+                (("place", scope, phase), read + written),
             ):  # fmt: skip
                 mine[key] = mine.get(key, 0) + amount
     totals = executions.totals(own)
