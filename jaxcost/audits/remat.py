@@ -69,18 +69,19 @@ def _loop(replay: Replay, loop: Instruction, chain: tuple[Slot, ...], found: lis
     edits = [Edit(h.span.first, h.span.end, -h.bytes) for h in found]
     edits.append(Edit(min(h.span.first for h in found), max(h.span.end for h in found), kept))
     later = [s.loop for s in chain if s.loop is not loop and replay.evidence.graph.places.of(s.loop).phase in _LATER]
-    costs: tuple[Edit, ...] | None = None
     if later:
         inside = _names(later[0].called[0])
         events = [n for n, event in enumerate(replay.events) if event.computation in inside]
         if events:
-            costs = (Edit(events[0], events[-1] + 1, (total - kept) // trips),)
+            edits.append(Edit(events[0], events[-1] + 1, (total - kept) // trips))
     yield Change(
         "checkpoint", loop.name, f"wrap the body of the loop over layers ({loop.name}) in jax.checkpoint",
         f"{len(found):,} stacks of {total:,} bytes are made by {loop.name} for the backward pass; a checkpoint of its "
-        f"body keeps the carry of {trips:,} rounds, {kept:,} bytes. At least: those of one round are there in each",
-        "interval" if costs is not None else "upper", tuple(edits), costs=costs,
-        assumptions=("the whole body is made again once in the backward pass",),
+        f"body keeps the carry of {trips:,} rounds, {kept:,} bytes, and in each those of one round are there again",
+        "estimate", tuple(edits), assumptions=(
+            "the whole body is made again once in the backward pass",
+            "what it works with meanwhile takes no more memory than the backward pass does",
+        ),
     )  # fmt: skip
 
 

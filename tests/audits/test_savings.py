@@ -95,9 +95,27 @@ def test_a_checkpoint_of_a_loop_saves_what_was_said(pool, target, depth, product
     before = audit(function, *arguments, target=target, pool=pool).memory
     after = audit(layers(True, depth, products)[0], *arguments, target=target, pool=pool).memory
     (row,) = rows_of(before, "checkpoint").values()
-    assert row["bound"] == "interval" and row["at_least_bytes"] > 0
-    assert holds(row, before, after)
+    saved = before["live_peak_bytes"] - after["live_peak_bytes"]
+    assert row["bound"] == "estimate" and 0 < row["saves_bytes"] <= saved  # here the recomputation fits beside the rest
     assert not rows_of(after, "checkpoint"), "there is nothing left to take"
+
+
+@pytest.mark.parametrize("target", ["cpu", CUDA])
+def test_what_a_recomputation_works_with_makes_its_saving_an_estimate(pool, target):
+    """With a residual beside two products it works with more than the backward pass: less is saved than is said."""
+
+    def gradient(checkpoint):
+        def layer(x, w):
+            return x + jnp.tanh(x @ w["up"]) @ w["down"], None
+
+        body = jax.checkpoint(layer) if checkpoint else layer
+        return jax.grad(lambda ws, x: jax.lax.scan(body, x, ws)[0].sum())
+
+    arguments = {name: array(8, 128, 128) for name in ("up", "down")}, array(512, 128)
+    before, after = (audit(gradient(how), *arguments, target=target, pool=pool).memory for how in (False, True))
+    (row,) = rows_of(before, "checkpoint").values()
+    saved = before["live_peak_bytes"] - after["live_peak_bytes"]
+    assert row["bound"] == "estimate" and 0 < saved < row["saves_bytes"]
 
 
 @pytest.mark.tpu
@@ -106,7 +124,8 @@ def test_a_checkpoint_of_a_loop_on_tpu(pool):
     before = audit(function, *arguments, target="tpu-v5e:1x1", pool=pool).memory
     after = audit(layers(True)[0], *arguments, target="tpu-v5e:1x1", pool=pool).memory
     (row,) = rows_of(before, "checkpoint").values()
-    assert holds(row, before, after) and row["saves_bytes"] > 600_000_000
+    saved = before["live_peak_bytes"] - after["live_peak_bytes"]
+    assert row["bound"] == "estimate" and saved > 0 and row["saves_bytes"] > 500_000_000
 
 
 def blocks(checkpoint, depth=4):
