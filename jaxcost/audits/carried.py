@@ -143,8 +143,8 @@ def _released(replay: Replay, roles: Roles) -> Iterator[Change]:
         yield Change(
             "release", "gradients", "apply the update of each layer as soon as its gradient is made",
             f"{len(edits):,} gradients of a parameter's size, {waiting:,} bytes, wait for the update; each would leave "
-            "after the step that makes it, a stack over layers but for one layer", "upper", tuple(edits),
-            assumptions=("no norm over all gradients is needed first",),
+            "after the step that makes it, a stack over layers but for one layer", "estimate", tuple(edits),
+            assumptions=("no norm over all gradients is needed first", "the update around them is planned as it is"),
         )  # fmt: skip
 
 
