@@ -90,12 +90,12 @@ def _schema(form: Form) -> Schema:
     file = descriptor_pb2.FileDescriptorProto(name="jaxcost/hlo.proto", package=PACKAGE, syntax="proto3")
     unread: dict[str, frozenset[int]] = {}
     for line in text.splitlines():
-        name, _, body = line.partition(": ")
+        name, _, body = line.partition(":")
         if not line or line.startswith("#"):
             continue
         message = file.message_type.add(name=name)
         unread[name] = frozenset()
-        for part in body.split("; "):
+        for part in body.strip().split("; ") if body else ():
             if part.startswith("- "):
                 unread[name] = frozenset(int(number) for number in part[2:].split())
                 continue

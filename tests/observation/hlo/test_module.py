@@ -128,3 +128,15 @@ def test_an_instruction_is_made_once_whoever_asks_first():
     ):
         first, second = ask(read_module(program.module))
         assert first is second
+
+
+def test_an_empty_message_says_nothing_and_what_it_would_hold_is_reported():
+    program = calling("fusion", 1)
+    config = message("HloInstructionProto").DESCRIPTOR.fields_by_name["block_scaling_config"].number << 3 | 2
+    tag = bytes([config & 127 | 128, config >> 7])
+    for held, unknowns in ((b"", []), (b"\x0a\x00", ["field BlockScalingConfig.1"])):
+        data = reordered(
+            program.module.SerializeToString(),
+            lambda raw, n, held=held: raw + tag + bytes([len(held)]) + held if n == 0 else raw,
+        )
+        assert read_module(split(data)).unknowns == unknowns
