@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from jaxcost.audits.replay import Change, Edit, Held, Replay
 from jaxcost.audits.roles import Group, Roles
+from jaxcost.audits.tree import some
 from jaxcost.observation.hlo.flow import Value
 from jaxcost.observation.hlo.origins import argument_of
 from jaxcost.observation.hlo.purposes import COPY, GRADIENT
@@ -42,8 +43,7 @@ def whole(held: Held, size: int) -> Edit:
 
 def _what(group: Group) -> str:
     """The arrays of a group in words."""
-    arrays = len(group.found)
-    text = f"{arrays:,} argument{'s' * (arrays != 1)} of {group.bytes - group.twice:,} bytes"
+    text = f"{some(len(group.found), 'argument')} of {group.bytes - group.twice:,} bytes"
     return text + (f" and {group.twice:,} bytes of their new values" if group.twice else "")
 
 
@@ -142,8 +142,8 @@ def _released(replay: Replay, roles: Roles) -> Iterator[Change]:
     if edits:
         yield Change(
             "release", "gradients", "apply the update of each layer as soon as its gradient is made",
-            f"{len(edits):,} gradients of a parameter's size, {waiting:,} bytes, wait for the update; each would leave "
-            "after the step that makes it, a stack over layers but for one layer", "estimate", tuple(edits),
+            f"{some(len(edits), 'gradient')} of a parameter's size, {waiting:,} bytes, before the update; each would "
+            "leave after the step that makes it, a stack over layers but for one layer", "estimate", tuple(edits),
             assumptions=("no norm over all gradients is needed first", "the update around them is planned as it is"),
         )  # fmt: skip
 
@@ -169,7 +169,7 @@ def _batch(replay: Replay, roles: Roles) -> Iterator[Change]:
     given = [a for a in roles.arguments if a.parameter is not None and batch.times(a.parameter)]
     halves = sum(a.bytes - (a.bytes >> batch.times(a.parameter)) for a in given if a.parameter is not None)
     results = sum(own - (own >> times) for own, times in roles.results_with_batch())
-    what = f"{len(edits):,} buffers of the heap, {grows:,} bytes, hold the batch, by the data's first dimension"
+    what = f"{some(len(edits), 'buffer')} of the heap, {grows:,} bytes, with the batch, by the data's first dimension"
     what += f" (of {unsure:,} bytes more it cannot be told)" if unsure else ""
     if roles.trains and edits and roles.parameters is not None:
         sums = sum(a.bytes for a in roles.parameters.found)

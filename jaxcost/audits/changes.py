@@ -17,6 +17,7 @@ from jaxcost.audits.donation import ELEMENTWISE, Possible
 from jaxcost.audits.remat import checkpoints
 from jaxcost.audits.replay import Change, Edit, Held, Replay
 from jaxcost.audits.residents import copied_by, nearest_source
+from jaxcost.audits.tree import some
 from jaxcost.observation.hlo.flow import Slot, Value
 from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.hlo.origins import behind
@@ -62,7 +63,8 @@ def _donate(replay: Replay, possible: Mapping[str, list[Possible]]) -> Iterator[
         certain = size - 2 * unsure > 0
         yield Change(
             "donate", argument, f"donate {argument}{how}",
-            f"{len(found):,} results, {size:,} bytes, would take over its memory, {size - unsure:,} for certain: {why}",
+            f"{some(len(found), 'result')}, {size:,} bytes, would take over its memory, {size - unsure:,} for "
+            f"certain: {why}",
             "exact" if not unsure else "interval" if certain else "estimate", resident=-size,
             costs=() if certain else None, resident_cost=2 * unsure,
             assumptions=("the caller does not use it again",),
@@ -83,7 +85,7 @@ def _in_vain(given: Iterable[Mapping[str, Any]]) -> Iterator[Change]:
         size, what = sum(results.values()), _UNLIKE.get(reason, reason)
         yield Change(
             "donated_in_vain", path, f"give results the {what} of {path}, which is donated in vain",
-            f"{len(results):,} results ({', '.join('.'.join(map(str, at)) or '0' for at in list(results)[:4])}"
+            f"{some(len(results), 'result')} ({', '.join('.'.join(map(str, at)) or '0' for at in list(results)[:4])}"
             f"{', ...' * (len(results) > 4)}), {size:,} bytes, have memory of their own: their {what} keeps them from "
             f"taking over that of {path}", "estimate", resident=-size, assumptions=("no copy is needed when they do",),
         )  # fmt: skip
@@ -118,7 +120,7 @@ def _shard(replay: Replay, arguments: list[Bound]) -> Iterator[Change]:
         held = sum(a.bytes for a in found)
         yield Change(
             "shard", path, f"shard {path} over {axis} ({size} devices)",
-            f"{len(found):,} arrays, {held:,} bytes, are the same on each of {size} devices: a share is "
+            f"{some(len(found), 'array')}, {held:,} bytes, the same on each of {size} devices: a share is "
             f"{held - held * (size - 1) // size:,} bytes", "estimate", resident=-(held * (size - 1) // size),
             assumptions=("neither what is gathered for use nor results that become shares too are counted",),
         )  # fmt: skip
@@ -153,7 +155,8 @@ def _narrow(replay: Replay) -> Iterator[Change]:
                 edits.append(Edit(start, held.span.end, held.bytes * _BITS[narrow] // _BITS[wide]))
         yield Change(
             "dtype", where, f"keep the {narrow} value that {where} widens to {wide}, and widen it where it is read",
-            f"{len(found_):,} buffers, {sum(h.bytes for h in found_):,} bytes, are a conversion of {narrow} to {wide}",
+            f"{some(len(found_), 'buffer')}, {sum(h.bytes for h in found_):,} bytes, with a conversion of {narrow} to "
+            f"{wide}",
             "upper", tuple(edits), assumptions=("every reader can widen for itself",),
         )  # fmt: skip
 
@@ -250,7 +253,7 @@ def _padding(replay: Replay) -> Iterator[Change]:
     for text, (edits, padding) in groups.items():
         yield Change(
             "padding", text, f"reshape {text} so that its two minor dimensions fill the tiles",
-            f"tiles add {padding:,} bytes to {text}; {len(edits):,} buffers", "upper", tuple(edits),
+            f"tiles add {padding:,} bytes to {text}; {some(len(edits), 'buffer')}", "upper", tuple(edits),
             assumptions=("a layout without padding exists for the operations around it",),
         )  # fmt: skip
     for row in replay.evidence.reading.memory.live:
@@ -294,7 +297,7 @@ def _chunk(replay: Replay) -> Iterator[Change]:
     where = nearest_source(replay.evidence, at) or at.name
     yield Change(
         "chunk", where, f"compute what {where} makes in {_CHUNKS} pieces, one after the other",
-        f"{len(alike)} arrays of {size:,} elements are at work at the peak: {sum(h.bytes for h in alike):,} bytes",
+        f"{some(len(alike), 'array')} of {size:,} elements at work at the peak: {sum(h.bytes for h in alike):,} bytes",
         "estimate", tuple(whole(h, h.bytes // _CHUNKS) for h in alike),
         assumptions=("the operations around it can be cut along one dimension", "arrays of other sizes stay whole"),
     )  # fmt: skip
@@ -319,6 +322,6 @@ def _loop_copies(replay: Replay) -> Iterator[Change]:
         if found:
             yield Change(
                 "loop_copy", loop.name, f"write the state of {loop.name} so that no old value is read after its place",
-                f"{len(found):,} copies in the body, {sum(h.bytes for h in found):,} bytes", "upper",
+                f"{sum(h.bytes for h in found):,} bytes copied in the body, in {some(len(found), 'buffer')}", "upper",
                 tuple(whole(h, 0) for h in found),
             )  # fmt: skip

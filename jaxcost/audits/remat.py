@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from jaxcost.audits.blocks import block_checkpoints
 from jaxcost.audits.replay import Change, Edit, Held, Replay
+from jaxcost.audits.tree import some
 from jaxcost.observation.hlo.flow import Slot, Value
 from jaxcost.observation.hlo.module import Computation, Instruction
 from jaxcost.observation.hlo.purposes import SAVED
@@ -76,8 +77,8 @@ def _loop(replay: Replay, loop: Instruction, chain: tuple[Slot, ...], found: lis
             edits.append(Edit(events[0], events[-1] + 1, (total - kept) // trips))
     yield Change(
         "checkpoint", loop.name, f"wrap the body of the loop over layers ({loop.name}) in jax.checkpoint",
-        f"{len(found):,} stacks of {total:,} bytes are made by {loop.name} for the backward pass; a checkpoint of its "
-        f"body keeps the carry of {trips:,} rounds, {kept:,} bytes, and in each those of one round are there again",
+        f"{some(len(found), 'stack')} of {total:,} bytes, made by {loop.name} for the backward pass; a checkpoint of "
+        f"its body keeps the carry of {trips:,} rounds, {kept:,} bytes, and in each those of one round are there again",
         "estimate", tuple(edits), assumptions=(
             "the whole body is made again once in the backward pass",
             "what it works with meanwhile takes no more memory than the backward pass does",
@@ -160,7 +161,7 @@ def _region(
         return None
     return Change(
         "checkpoint", pattern, f"wrap {pattern} in jax.checkpoint",
-        f"{taken:,} bytes made in {len(scopes):,} regions {pattern} wait for the backward pass; what enters one "
+        f"{taken:,} bytes made in {some(len(scopes), 'region')} {pattern} wait for the backward pass; what enters one "
         "is kept", "estimate", tuple(edits),
         assumptions=("the compiler keeps the recomputation where the checkpoint puts it",),
     )  # fmt: skip

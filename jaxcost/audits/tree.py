@@ -20,6 +20,11 @@ Value = int | dict[str, int | None]
 Node = dict[str, Any]
 
 
+def some(number: int, what: str) -> str:
+    """Return `1 result`, `1,200 results`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def least(value: Value) -> int:
     """The smallest that a value can be: what is certainly there."""
     return (value["minimum"] or 0) if isinstance(value, dict) else value

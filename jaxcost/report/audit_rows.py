@@ -216,8 +216,3 @@ def empty(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(empty(item) for item in value.values())
     return not value
-
-
-def count(number: int, what: str) -> str:
-    """Return `1 row`, `2 rows`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

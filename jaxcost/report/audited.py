@@ -84,7 +84,7 @@ def _unknowns(out: Console, document: Mapping[str, Any], rows: bool) -> None:
     found = document["unknowns"]
     if not found:
         return
-    line(out, f"not known, and not zero ({gather.count(len(found), 'entry').replace('entrys', 'entries')})", "yellow")
+    line(out, f"not known, and not zero ({len(found):,} {'entry' if len(found) == 1 else 'entries'})", "yellow")
     for row in _some(found, rows):
         where = gather.place(row)
         shapes = f", {', '.join(map(str, row['shapes']))}" if row.get("shapes") else ""
