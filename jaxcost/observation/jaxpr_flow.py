@@ -28,7 +28,9 @@ class Fact:
 
 
 Value = tuple[int, int]  # a number equal values share, and the depth of the innermost loop it changes in
-_SAME_SHAPE = "jit pjit closed_call remat2 checkpoint custom_jvp_call custom_vjp_call core_call composite".split()
+_SAME_SHAPE = (
+    "jit pjit closed_call eval_jaxpr remat2 checkpoint custom_jvp_call custom_vjp_call core_call composite".split()
+)
 
 
 class Flow:

@@ -18,6 +18,7 @@ from jaxcost.observation.jaxpr_values import Known, bare, evaluate, known_consta
 
 _STEPS = 4096
 _PATIENCE = 16
+_CALLS = frozenset(["jit", "pjit", "closed_call", "eval_jaxpr"])
 _DIRECTIONS = {"lt": "LT", "le": "LE", "gt": "GT", "ge": "GE", "eq": "EQ", "ne": "NE"}
 
 Ends = tuple[int, int | None]
@@ -79,6 +80,13 @@ def _integer(aval: Any) -> bool:
     return getattr(aval, "shape", None) == () and getattr(aval.dtype, "kind", "") in "iu"
 
 
+def _called(eqn: Any) -> Any:
+    """The jaxpr that an equation runs once, on its own operands; None for other equations."""
+    if eqn.primitive.name not in _CALLS:
+        return None
+    return eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+
+
 def _consts(closed: Any) -> list[Known]:
     return [known_constant(value) for value in getattr(closed, "consts", ())]
 
@@ -92,9 +100,10 @@ def _lines(jaxpr: Any, given: Sequence[Any], consts: Sequence[Any]) -> list[Any]
         values = [read(v, env) for v in eqn.invars]
         if all(v is None for v in values) and values:
             continue
-        inner = bare(eqn.params.get("jaxpr")) if eqn.primitive.name in ("jit", "pjit", "closed_call") else None
+        closed = _called(eqn)
+        inner = bare(closed)
         if inner is not None:
-            made = _lines(inner, values, _consts(eqn.params["jaxpr"]))
+            made = _lines(inner, values, _consts(closed))
         elif len(eqn.outvars) == 1:
             made = [_line(eqn, values)]
         else:
@@ -217,9 +226,10 @@ def _run(jaxpr: Any, equations: Sequence[Any], given: Sequence[Known], consts: S
     )
     for eqn in equations:
         values = [read(v, env) for v in eqn.invars]
-        inner = bare(eqn.params.get("jaxpr")) if eqn.primitive.name in ("jit", "pjit", "closed_call") else None
+        closed = _called(eqn)
+        inner = bare(closed)
         if inner is not None:
-            made = _run(inner, inner.eqns, values, _consts(eqn.params["jaxpr"]))
+            made = _run(inner, inner.eqns, values, _consts(closed))
         elif len(eqn.outvars) == 1:
             made = [evaluate(eqn.primitive.name, eqn.params, values, eqn.outvars[0].aval)]
         else:

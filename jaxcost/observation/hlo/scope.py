@@ -20,8 +20,9 @@ FORWARD, BACKWARD, REPLAY, OPTIMIZER, MIXED = "forward", "backward", "replay", "
 _WRAPPER = re.compile(r"(jvp|transpose|vmap|vmap_of|linearize|partial_eval|mesh|checkpoint|remat)\((.*)\)\Z", re.DOTALL)
 _CALL = re.compile(r"(jit|pjit|xla_call|core_call|remat2|custom_jvp|custom_vjp|named_call)\(.*\)\Z", re.DOTALL)
 _STRUCTURE = re.compile(
-    r"""(while|body|cond|body_pred|cond_pred|scan|closed_call|core_call|checkpoint|remat2?|rematted_computation|pjit
-    |custom_jvp_call|custom_vjp_call|custom_vjp_call_jaxpr|custom_lin|branch_\d+_fun|shard_map|shmap_body|xla_call|jit|)\Z""",
+    r"""(while|body|cond|body_pred|cond_pred|scan|closed_call|eval_jaxpr|program_order|core_call|checkpoint|remat2?
+    |rematted_computation|pjit|custom_jvp_call|custom_vjp_call|custom_vjp_call_jaxpr|custom_lin|branch_\d+_fun|shard_map
+    |shmap_body|xla_call|jit|)\Z""",
     re.VERBOSE,
 )
 

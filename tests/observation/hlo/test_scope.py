@@ -135,3 +135,9 @@ def test_a_dot_that_lost_its_name_is_placed_by_its_weight():
     assert (row.op_name, row.scope, row.scope_exact) == ("", "group0/mlp/down", True)
     (row,) = read_hlo(data, platform="cpu", scopes=frozenset({"group0", "norm"})).contractions.rows
     assert (row.scope, row.scope_exact) == ("group0/norm", False)
+
+
+@pytest.mark.parametrize("call", ["closed_call", "eval_jaxpr", "program_order"])
+def test_what_jax_calls_the_body_of_a_loop_is_no_scope(call):
+    """`closed_call` until jax 0.10, `eval_jaxpr` from 0.11 on."""
+    assert place(f"jit(f)/group0/while/body/{call}/attn/dot_general").scope == "group0/attn"
