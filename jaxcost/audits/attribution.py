@@ -22,10 +22,10 @@ from jaxcost.audits.evidence import Evidence, Notes
 from jaxcost.audits.tree import COLUMNS, UNITS, Node, Value, added, folded, most
 from jaxcost.audits.weights import Weights, weights_tree
 from jaxcost.observation.hlo.amounts import Amount
-from jaxcost.observation.hlo.contractions import placed
 from jaxcost.observation.hlo.frames import Frame, Stacks, user_frame
 from jaxcost.observation.hlo.memory import LiveBuffer
 from jaxcost.observation.hlo.module import Instruction
+from jaxcost.observation.hlo.products import placed
 from jaxcost.observation.sections import short_path
 
 MOST_NODES = 6000  # of each tree in the document

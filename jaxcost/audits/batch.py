@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
-from jaxcost.observation.hlo.contractions import shared_dimensions
+from jaxcost.observation.hlo.dots import shared_dimensions
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.shapes import Shape
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxcost.observation.hlo.contractions import Contraction
 from jaxcost.observation.hlo.flops import FlopRow
+from jaxcost.observation.hlo.products import Contraction
 
 Sizes = tuple[int, int, int, int]
 

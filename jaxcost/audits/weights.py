@@ -16,11 +16,11 @@ from typing import Any
 from jaxcost.audits.donation import ELEMENTWISE
 from jaxcost.audits.evidence import Evidence
 from jaxcost.audits.tree import Node, Value, added, children_of
-from jaxcost.observation.hlo.contractions import Contraction
 from jaxcost.observation.hlo.flops import FlopRow
 from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.hlo.opcodes import MOVEMENT
 from jaxcost.observation.hlo.origins import behind
+from jaxcost.observation.hlo.products import Contraction
 from jaxcost.observation.hlo.purposes import PARAMETER, argument_purpose
 from jaxcost.observation.hlo.trips import Total, exact
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from jaxcost.observation.hlo.contractions import real_operations
 from jaxcost.observation.hlo.convolution import valid_pairs
 from jaxcost.observation.hlo.linalg import FFT_CONVENTION, ROUTINES, LibraryCount, Sizes, count_sizes, fft_flops
 from jaxcost.observation.hlo.primitives import kind_of
+from jaxcost.observation.hlo.products import real_operations
 
 KERNELS = ("pallas_call", "ffi_call", "custom_call", "dot_product_attention", "mosaic", "triton")
 HOST = frozenset("pure_callback io_callback debug_callback debug_print".split())

@@ -8,8 +8,8 @@ what could not be understood. Protobuf and integers only: nothing here imports j
 from __future__ import annotations
 
 from jaxcost.observation.hlo.collectives import Collective, Collectives
-from jaxcost.observation.hlo.contractions import Contraction, Contractions, Opaque, Share, StrengthReduced
 from jaxcost.observation.hlo.memory import LiveBuffer, Memory, Moment
+from jaxcost.observation.hlo.products import Contraction, Contractions, Opaque, Share, StrengthReduced
 from jaxcost.observation.hlo.reading import Argument, Graph, HloReading, read_graph, read_hlo
 from jaxcost.observation.hlo.timeline import Timeline
 from jaxcost.observation.hlo.traffic import Move, Traffic

@@ -10,11 +10,8 @@ never as zero.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import replace
 from itertools import chain
-from math import prod
-from typing import Any, NamedTuple
 
 from jaxcost.observation.hlo.convolution import (
     ConvolutionCount,
@@ -23,15 +20,23 @@ from jaxcost.observation.hlo.convolution import (
     cut_of,
     padding_behind,
 )
+from jaxcost.observation.hlo.dots import GEMM, Dims, Numbers, dot_dims, numbers_of, numbers_of_gemm
 from jaxcost.observation.hlo.kernels import declared_by
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 from jaxcost.observation.hlo.origins import Places, argument_of, behind, source_of
-from jaxcost.observation.hlo.schema import Proto, rejected
+from jaxcost.observation.hlo.products import (
+    Contraction,
+    Contractions,
+    Opaque,
+    Share,
+    StrengthReduced,
+    placed,
+    real_operations,
+)
 from jaxcost.observation.hlo.scope import BACKWARD, REPLAY, Place, common_scope, primitive_of
 from jaxcost.observation.hlo.trips import ZERO, Executions, Total, exact
 
-_GEMM = ("__cublas$lt$matmul", "__cublas$gemm")
 _CUDNN_CONV = {
     "__cudnn$convForward": "forward", "__cudnn$convForwardGraph": "forward",
     "__cudnn$convBiasActivationForward": "forward", "__cudnn$convBackwardInput": "input",
@@ -43,207 +48,6 @@ _LOOK_THROUGH = frozenset("bitcast copy convert reshape transpose".split())
 _CONCATENATE = frozenset(["concatenate"])
 _SLICE = frozenset(["slice"])
 _PRODUCTS = frozenset(["dot_general", "ragged_dot_general", "transpose"])  # a weight gradient's dot ends in /transpose
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One of the products merged into a dot: `flops` of each execution belong to it.
-
-    `argument` is the op_name of the program argument behind the operand (a weight's path), '' when the operand is
-    computed; `scope` is '' where nothing tells it.
-    """
-
-    op_name: str
-    argument: str
-    scope: str
-    fraction: tuple[int, int]
-    flops: int
-
-
-@dataclass(frozen=True, slots=True)
-class Contraction:
-    """One dot, convolution or matrix-product call. `flops` is one execution, `total` all of one step on one device.
-
-    `logical_flops` leaves out K, M or N that the compiler padded (None when it cannot be told); `m`, `k`, `n` are
-    None for a convolution that is no plain product. `scope_exact` is False when the scope was inferred, or when the
-    dot holds several products that could not be told apart (then `scope` encloses them all). `addend` names the array
-    whose sum with the product a library call returns.
-    """
-
-    id: int
-    name: str
-    computation: str
-    opcode: str
-    target: str
-    op_name: str
-    scope: str
-    phase: str
-    scope_exact: bool
-    batch: int | None
-    m: int | None
-    k: int | None
-    n: int | None
-    lhs: str
-    rhs: str
-    out: str
-    flops: int | None
-    logical_flops: int | None
-    split_k: int
-    executions: Total
-    total: Total
-    shares: tuple[Share, ...] = ()
-    remat: bool = False
-    source: str = ""
-    addend: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StrengthReduced:
-    """A product that became multiply and reduce. `flops` of one execution are not part of any contraction total.
-
-    `multiply` is the instruction that multiplies; where K is one it is the product itself.
-    """
-
-    id: int
-    name: str
-    computation: str
-    opcode: str
-    op_name: str
-    scope: str
-    phase: str
-    flops: int
-    executions: Total
-    total: Total
-    multiply: int
-
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """A library call or kernel whose FLOPs its shapes do not tell. `declared` is what the kernel says of itself.
-
-    In `declared`: a cost estimate (`flops`, `transcendentals`, `bytes_accessed`); of cuDNN's attention `scores_shape`
-    and `mask_type`; of a Pallas kernel its name, `kernel`, and the integers of its metadata, `metadata`.
-    """
-
-    id: int
-    name: str
-    computation: str
-    target: str
-    op_name: str
-    scope: str
-    phase: str
-    operands: tuple[str, ...]
-    result: str
-    executions: Total
-    declared: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Contractions:
-    """All contractions, and their totals: by (scope, phase), by phase, and in all."""
-
-    rows: tuple[Contraction, ...]
-    strength_reduced: tuple[StrengthReduced, ...]
-    opaque: tuple[Opaque, ...]
-    by_place: dict[tuple[str, str], Total]
-    by_phase: dict[str, Total]
-    total: Total
-    strength_reduced_total: Total
-
-
-@dataclass(frozen=True, slots=True)
-class _Dims:
-    batch: int
-    m: int
-    k: int
-    n: int
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.batch * self.m * self.k * self.n
-
-
-class _Numbers(NamedTuple):
-    """Contracted and batch dimensions of both operands."""
-
-    lhs_k: tuple[int, ...]
-    rhs_k: tuple[int, ...]
-    lhs_b: tuple[int, ...]
-    rhs_b: tuple[int, ...]
-
-
-def real_operations(*dtypes: str) -> int:
-    """Real FMAs in one of these operands: four of two complex numbers, two of a real and a complex one."""
-    return {0: 1, 1: 2}.get(sum(dtype in ("c64", "c128") for dtype in dtypes), 4)
-
-
-def placed(row: Contraction) -> list[tuple[str, int]]:
-    """The scopes a contraction's FLOPs belong to, with the FLOPs of one execution of each; none where it is unknown."""
-    if row.flops is None:
-        return []
-    if row.shares and row.scope_exact:
-        return [(share.scope, share.flops) for share in row.shares]
-    return [(row.scope, row.flops)]
-
-
-def _numbers_of(proto: Proto) -> _Numbers:
-    return _Numbers(
-        tuple(proto.lhs_contracting_dimensions), tuple(proto.rhs_contracting_dimensions),
-        tuple(proto.lhs_batch_dimensions), tuple(proto.rhs_batch_dimensions),
-    )  # fmt: skip
-
-
-def _numbers_of_gemm(at: Instruction) -> _Numbers | None:
-    """A cuBLAS call keeps them in its backend configuration."""
-    config = at.backend_config().get("gemm_backend_config")
-    given = config.get("dot_dimension_numbers") if isinstance(config, dict) else None
-    if not isinstance(given, dict):
-        return None
-    lists = []
-    for key in (
-        "lhs_contracting_dimensions",
-        "rhs_contracting_dimensions",
-        "lhs_batch_dimensions",
-        "rhs_batch_dimensions",
-    ):
-        values = given.get(key, [])
-        if not isinstance(values, list) or any(str(v) not in map(str, range(16)) for v in values):
-            return None
-        lists.append(tuple(int(v) for v in values))
-    return _Numbers(*lists)
-
-
-def shared_dimensions(at: Instruction) -> tuple[tuple[int, ...], ...] | None:
-    """Contracted dimensions of both operands of a dot or a product of cuBLAS, then the batch dimensions; else None."""
-    if at.opcode == "dot":
-        return _numbers_of(at.proto.dot_dimension_numbers)
-    return _numbers_of_gemm(at) if at.proto.custom_call_target in _GEMM else None
-
-
-def _dot_dims(lhs: tuple[int, ...], rhs: tuple[int, ...], numbers: _Numbers, name: str, out: int | None) -> _Dims:
-    """Sizes of a dot. `out`: elements of its result, checked when given."""
-    dims, value, rule = _sizes(lhs, rhs, numbers)
-    if dims is not None:
-        made = dims.batch * dims.m * dims.n
-        if out is None or out == made:
-            return dims
-        value, rule = out, f"a result of {made} elements follows from the operands"
-    raise rejected(f"hlo.{name}", value, rule, "the dump is damaged: dump the module again")
-
-
-@lru_cache(maxsize=4096)
-def _sizes(lhs: tuple[int, ...], rhs: tuple[int, ...], numbers: _Numbers) -> tuple[_Dims | None, object, str]:
-    """Sizes of a dot; or None with what is wrong, and the rule."""
-    for dims, used in ((lhs, numbers.lhs_k + numbers.lhs_b), (rhs, numbers.rhs_k + numbers.rhs_b)):
-        if len(set(used)) != len(used) or any(not 0 <= d < len(dims) for d in used):
-            return None, list(used), f"must name distinct dimensions of {list(dims)}"
-    lhs_shared = [lhs[d] for d in numbers.lhs_k + numbers.lhs_b]
-    if lhs_shared != [rhs[d] for d in numbers.rhs_k + numbers.rhs_b]:
-        return None, f"{list(lhs)} x {list(rhs)}", "shared sizes of both operands must agree"
-    batch, k = prod(lhs[d] for d in numbers.lhs_b), prod(lhs[d] for d in numbers.lhs_k)
-    m = prod(d for i, d in enumerate(lhs) if i not in numbers.lhs_k + numbers.lhs_b)
-    n = prod(d for i, d in enumerate(rhs) if i not in numbers.rhs_k + numbers.rhs_b)
-    return _Dims(batch, m, k, n), None, ""
 
 
 class _Reader:
@@ -259,8 +63,8 @@ class _Reader:
         self,
         at: Instruction,
         flops: int | None,
-        sizes: _Dims | ConvolutionCount | None,
-        numbers: _Numbers | None = None,
+        sizes: Dims | ConvolutionCount | None,
+        numbers: Numbers | None = None,
     ) -> Contraction:
         """The record of `at`; `numbers` when it is a product of two matrices, whose padding can then be found."""
         where, op_name = self.places.named(at)
@@ -273,7 +77,7 @@ class _Reader:
             Total(None, None, f"the FLOPs of {at.name} are not known") if flops is None else times.times(exact(flops))
         )
         split, logical = 1, flops
-        if self.platform == "cuda" and numbers is not None and isinstance(sizes, _Dims):
+        if self.platform == "cuda" and numbers is not None and isinstance(sizes, Dims):
             split, logical = self._unpadded(at, sizes, numbers)
             logical = None if logical is None else logical * real
         if op_name and primitive_of(op_name) == "ragged_dot_general":
@@ -302,8 +106,8 @@ class _Reader:
         if at.proto.sparsity_config.ByteSize():
             self.notes.append(f"{at.name}: a structured-sparse dot is not counted")
             return self.row(at, None, None)
-        numbers = _numbers_of(at.proto.dot_dimension_numbers)
-        dims = _dot_dims(lhs.dims, rhs.dims, numbers, at.name, at.shape.size)
+        numbers = numbers_of(at.proto.dot_dimension_numbers)
+        dims = dot_dims(lhs.dims, rhs.dims, numbers, at.name, at.shape.size)
         return self.row(at, dims.flops, dims, numbers)
 
     def convolution(self, at: Instruction) -> Contraction:
@@ -315,10 +119,10 @@ class _Reader:
 
     def gemm(self, at: Instruction) -> Contraction | None:
         """A cuBLAS call; None when its configuration does not say what it multiplies."""
-        numbers, result = _numbers_of_gemm(at), next(at.shape.leaves(), None)
+        numbers, result = numbers_of_gemm(at), next(at.shape.leaves(), None)
         if numbers is None or result is None or len(at.operands) < 2:
             return None
-        dims = _dot_dims(at.operands[0].shape.dims, at.operands[1].shape.dims, numbers, at.name, result.size)
+        dims = dot_dims(at.operands[0].shape.dims, at.operands[1].shape.dims, numbers, at.name, result.size)
         return self.row(at, dims.flops, dims, numbers)
 
     def cudnn(self, at: Instruction) -> Contraction | None:
@@ -357,7 +161,7 @@ class _Reader:
             return None
         return at
 
-    def _unpadded(self, at: Instruction, dims: _Dims, numbers: _Numbers) -> tuple[int, int | None]:
+    def _unpadded(self, at: Instruction, dims: Dims, numbers: Numbers) -> tuple[int, int | None]:
         """(parts K was cut into, FLOPs without the compiler's padding or None)."""
         split = self._split(at, dims)
         pads = [self._pad_of(o) for o in at.operands[:2]]
@@ -375,9 +179,9 @@ class _Reader:
         shared = zip(numbers.lhs_k + numbers.lhs_b, numbers.rhs_k + numbers.rhs_b, strict=True)
         if any(lhs[i] != rhs[j] for i, j in shared):
             return split, None
-        return split, _dot_dims(lhs, rhs, numbers, at.name, None).flops
+        return split, dot_dims(lhs, rhs, numbers, at.name, None).flops
 
-    def _split(self, at: Instruction, dims: _Dims) -> int:
+    def _split(self, at: Instruction, dims: Dims) -> int:
         """How many parts K was cut into: the leading batch dimension that a reduce of the same name sums away."""
         if at.opcode != "dot" or dims.batch == 1 or not at.op_name:
             return 1
@@ -567,7 +371,7 @@ def read_contractions(
             row = reader.convolution(at)
         elif at.opcode == "custom-call":
             target = at.proto.custom_call_target
-            if target.startswith(_GEMM):
+            if target.startswith(GEMM):
                 row = reader.gemm(at)
             elif target in _CUDNN_CONV:
                 row = reader.cudnn(at)

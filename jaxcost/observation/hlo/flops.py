@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxcost.observation.hlo.amounts import Amount, Key, Sums
-from jaxcost.observation.hlo.contractions import Contraction, Opaque, StrengthReduced, placed
 from jaxcost.observation.hlo.convolution import diagonal_groups
 from jaxcost.observation.hlo.kernels import Kind, Work, host_transfer, work_of
 from jaxcost.observation.hlo.module import Computation, Instruction
 from jaxcost.observation.hlo.opcodes import KNOWN_OPCODES
 from jaxcost.observation.hlo.origins import source_of
+from jaxcost.observation.hlo.products import Contraction, Opaque, StrengthReduced, placed
 from jaxcost.observation.hlo.reading import Graph, HloReading
 from jaxcost.observation.hlo.schema import agreeing
 from jaxcost.observation.hlo.scope import primitive_of

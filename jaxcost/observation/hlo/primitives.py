@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from math import prod
 
 from jaxcost.observation.hlo.amounts import Amount, Key, Sums
-from jaxcost.observation.hlo.contractions import StrengthReduced
 from jaxcost.observation.hlo.convolution import valid_pairs
 from jaxcost.observation.hlo.kernels import ELEMENTWISE_TARGETS, work_of
 from jaxcost.observation.hlo.module import Computation, Instruction
+from jaxcost.observation.hlo.products import StrengthReduced
 from jaxcost.observation.hlo.reading import Graph
 from jaxcost.observation.hlo.schema import agreeing
 from jaxcost.observation.hlo.shapes import Shape

@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, get_args
 
 from jaxcost.observation.hlo.collectives import Collectives, read_collectives
-from jaxcost.observation.hlo.contractions import Contractions, read_contractions
+from jaxcost.observation.hlo.contractions import read_contractions
 from jaxcost.observation.hlo.memory import Memory, read_memory, result_table_bytes
 from jaxcost.observation.hlo.module import Module, not_collecting, read_module
 from jaxcost.observation.hlo.origins import Places
+from jaxcost.observation.hlo.products import Contractions
 from jaxcost.observation.hlo.schema import Proto, agreeing, rejected, split
 from jaxcost.observation.hlo.scope import scope_parts
 from jaxcost.observation.hlo.traffic import Traffic, read_traffic

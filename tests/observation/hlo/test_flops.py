@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxcost.observation.hlo.contractions import real_operations
 from jaxcost.observation.hlo.flops import count_flops
+from jaxcost.observation.hlo.products import real_operations
 from jaxcost.observation.hlo.reading import read_graph
 from tests.observation.hlo.building import Program, dot, loop
 from tests.observation.hlo.counting import CPU, H100, V5E
