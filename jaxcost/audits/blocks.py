@@ -20,6 +20,7 @@ from jaxcost.observation.hlo.purposes import ARGUMENT, RECOMPUTED, SAVED
 from jaxcost.observation.hlo.scope import BACKWARD, FORWARD, REPLAY
 
 _LATER = frozenset({BACKWARD, REPLAY})
+ASSUMED = ("the compiler keeps the recomputation where the checkpoint puts it",)  # of one in straight-line code
 _NUMBER = re.compile(r"\d+")
 
 
@@ -78,7 +79,7 @@ def block_checkpoints(replay: Replay, single: Iterable[Held]) -> Iterator[Change
             "checkpoint", pattern, f"wrap each block whose weights are {pattern} in jax.checkpoint",
             f"{taken:,} bytes made in {blocks:,} blocks, told by the weights they read, wait for the backward pass; "
             "what enters a block is kept", "estimate", tuple(edits),
-            assumptions=("the compiler keeps the recomputation where the checkpoint puts it",),
+            assumptions=ASSUMED,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from jaxcost.audits.blocks import block_checkpoints
+from jaxcost.audits.blocks import ASSUMED, block_checkpoints
 from jaxcost.audits.replay import Change, Edit, Held, Replay
 from jaxcost.audits.tree import some
 from jaxcost.observation.hlo.flow import Slot, Value
@@ -163,7 +163,7 @@ def _region(
         "checkpoint", pattern, f"wrap {pattern} in jax.checkpoint",
         f"{taken:,} bytes made in {some(len(scopes), 'region')} {pattern} wait for the backward pass; what enters one "
         "is kept", "estimate", tuple(edits),
-        assumptions=("the compiler keeps the recomputation where the checkpoint puts it",),
+        assumptions=ASSUMED,
     )  # fmt: skip
 
 
