@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from jaxcost.audits.donation import schedule
 from jaxcost.audits.evidence import Evidence
-from jaxcost.observation.hlo.classes import Kind
 from jaxcost.observation.hlo.heap import FREE, Span, spans
+from jaxcost.observation.hlo.kinds import Kind
 from jaxcost.observation.hlo.memory import device_sizes, fullest_trace
 from jaxcost.observation.hlo.module import Instruction
 from jaxcost.observation.hlo.purposes import Purposes

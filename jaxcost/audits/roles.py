@@ -16,7 +16,7 @@ from jaxcost.audits.arguments import Bound, bound_arguments, returned, whole_arg
 from jaxcost.audits.batch import Batch
 from jaxcost.audits.donation import ELEMENTWISE
 from jaxcost.audits.replay import Replay
-from jaxcost.observation.hlo.classes import Kind
+from jaxcost.observation.hlo.kinds import Kind
 from jaxcost.observation.hlo.purposes import ARGUMENT, GRADIENT, PARAMETER, STATE, argument_purpose
 
 _MOVES = frozenset("bitcast copy reshape transpose convert copy-start copy-done".split())

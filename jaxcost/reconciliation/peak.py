@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from jaxcost.observation.hlo.classes import SCRATCH, WORKSPACE
+from jaxcost.observation.hlo.classes import WORKSPACE
+from jaxcost.observation.hlo.kinds import SCRATCH
 from jaxcost.observation.observed import Observed
 from jaxcost.prediction.ledgers import Prediction
 from jaxcost.prediction.peak import PeakPrediction, Unpredicted, predict_peak

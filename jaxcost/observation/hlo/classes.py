@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxcost.observation.hlo.flow import Flow, Reach, Slot, Value
+from jaxcost.observation.hlo.flow import Reach, Slot, Value
+from jaxcost.observation.hlo.kinds import SCRATCH, Classifier, Kind, made_inside
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 from jaxcost.observation.hlo.origins import Places, source_of
@@ -32,7 +32,6 @@ _ARGUMENTS = (
     (CACHE, re.compile(r"(caches?|kv_caches?)\b")),
     (BORDER, re.compile(r"(tokens|labels|targets|position|positions|key|batch|inputs?|mask)\b")),
 )
-SCRATCH = "scratch space of a library call"
 _PAIRWISE = frozenset({"scores", "softmax", "softcap", "values", "kernel"})
 _ROWWISE = frozenset({"softmax", "softcap", "kernel"})  # all that is made there belongs to the pairs of rows
 _OUTPUT = frozenset({"head", "loss", "project_out", "softcap"})
@@ -46,15 +45,6 @@ _REASSEMBLING = _COMBINING - {"add", "reduce", "reduce-scatter"}
 _ZEROS = frozenset({"constant", "broadcast", "iota", "partition-id", "replica-id"})
 _EMPTY = frozenset({"AllocateBuffer", "CreateBuffer"})
 _MAX_NODES = 96
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """The class of a value, why, and whether there was evidence for it."""
-
-    name: str
-    why: str
-    sure: bool = True
 
 
 def argument_kind(path: str) -> Kind:
@@ -77,7 +67,7 @@ def _owner(path: str) -> str:
     return "/".join(merged)
 
 
-class Classes:
+class Classes(Classifier):
     """Classifies the values of one module of the reference network."""
 
     names: ClassVar[tuple[str, ...]] = CLASSES
@@ -85,14 +75,12 @@ class Classes:
     border = Kind(BORDER, "a result of the program")
     unknown = Kind(WORKSPACE, "made by no instruction of the module", sure=False)
 
-    @staticmethod
-    def argument(path: str) -> Kind:
+    def argument(self, path: str) -> Kind:
         """The class of an argument of the program."""
         return argument_kind(path)
 
     def __init__(self, module: Module, places: Places) -> None:
-        self.module, self.places, self.flow = module, places, Flow(module)
-        self._known: dict[tuple[int, tuple[int, ...]], Kind] = {}
+        super().__init__(module, places)
         self._slots: dict[tuple[int, int], Kind | None] = {}
         self._copies: dict[int, Instruction | None] = {}
         weights = [p for p in module.entry.parameters.values() if argument_kind(p.op_name).name == PARAMETER]
@@ -163,18 +151,6 @@ class Classes:
         if "attn" in self.places.of(at).scope.split("/") and reach.results:
             return Kind(CACHE, "a result made in attention: keys or values")
         return Kind(BORDER, "a result of the program")
-
-    def is_result(self, at: Instruction, index: tuple[int, ...]) -> bool:
-        """Whether a value is, without being copied, a result of the program."""
-        return at is self.module.entry.root or bool(self.flow.reach(Value(at, index)).results)
-
-    def temporary(self, at: Instruction, index: tuple[int, ...]) -> Kind:
-        """The class of a value in temporary memory."""
-        key = (at.id, index)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._find(Value(at, index))
-        return found
 
     def _find(self, value: Value) -> Kind:
         reach = self.flow.reach(value)
@@ -486,24 +462,3 @@ class Classes:
             elif not self.flow.constant(Value(at)):
                 return None
         return found
-
-
-def made_inside(value: Value) -> Iterator[Instruction]:
-    """The instruction inside a frame that makes a value."""
-    at, index = value
-    for _ in range(8):
-        if not index:
-            yield at
-            return
-        if at.opcode == "tuple":
-            at, index = at.operands[index[0]], index[1:]
-        elif at.opcode in ("fusion", "call", "async-start") and at.called:
-            at = at.called[0].root
-            if at.opcode != "tuple":
-                index = ()
-        elif at.opcode.endswith("-start") and at.operands:
-            # ((operands), results), (operand, result) or results alone: one result each
-            at, index = at.operands[min(index[-1], len(at.operands) - 1)], ()
-        else:
-            yield at
-            return

@@ -16,8 +16,9 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxcost.observation.hlo.classes import Classes, Kind
+from jaxcost.observation.hlo.classes import Classes
 from jaxcost.observation.hlo.heap import Fullest, Held, fullest
+from jaxcost.observation.hlo.kinds import Classifier, Kind
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.origins import Places
 from jaxcost.observation.hlo.purposes import Purposes
@@ -153,7 +154,7 @@ def _device_bytes(shape: Shape) -> int:
 class _Reader:
     def __init__(self, module: Module, assignment: Proto, places: Places, *, general: bool) -> None:
         self.module, self.places = module, places
-        self.classes = Purposes(module, places) if general else Classes(module, places)
+        self.classes: Classifier = Purposes(module, places) if general else Classes(module, places)
         self.assignment = assignment
         self.buffers = {b.id: b for b in assignment.logical_buffers}
         for buffer in assignment.logical_buffers:

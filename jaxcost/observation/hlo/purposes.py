@@ -13,8 +13,8 @@ import re
 from functools import cached_property
 from typing import ClassVar
 
-from jaxcost.observation.hlo.classes import SCRATCH, Kind, made_inside
-from jaxcost.observation.hlo.flow import Change, Flow, Reach, Slot, Value
+from jaxcost.observation.hlo.flow import Change, Reach, Slot, Value
+from jaxcost.observation.hlo.kinds import SCRATCH, Classifier, Kind, made_inside
 from jaxcost.observation.hlo.module import Instruction, Module
 from jaxcost.observation.hlo.opcodes import COLLECTIVES
 from jaxcost.observation.hlo.origins import Places, argument_of
@@ -66,7 +66,7 @@ def _updates(file: str) -> bool | None:
     return False if folder.split("/")[0] in _OPTAX_OTHERS or rest == "_src/loss.py" else None
 
 
-class Purposes:
+class Purposes(Classifier):
     """Classifies the values of one module."""
 
     names: ClassVar[tuple[str, ...]] = PURPOSES
@@ -75,8 +75,7 @@ class Purposes:
     unknown = Kind(TEMPORARY, "made by no instruction of the module", sure=False)
 
     def __init__(self, module: Module, places: Places) -> None:
-        self.module, self.places, self.flow = module, places, Flow(module)
-        self._known: dict[tuple[int, tuple[int, ...]], Kind] = {}
+        super().__init__(module, places)
         self._slots: dict[tuple[int, int], Kind | None] = {}
         self._changes: dict[tuple[int, int], tuple[Change, Instruction | None]] = {}
 
@@ -148,18 +147,6 @@ class Purposes:
         if at is self.module.entry.root and shape is not None and shape.is_tuple:
             return Kind(RESULT, "the table of pointers to the results")
         return self.border
-
-    def is_result(self, at: Instruction, index: tuple[int, ...]) -> bool:
-        """Whether a value is, without being copied, a result of the program."""
-        return at is self.module.entry.root or bool(self.flow.reach(Value(at, index)).results)
-
-    def temporary(self, at: Instruction, index: tuple[int, ...]) -> Kind:
-        """The class of a value in temporary memory."""
-        key = (at.id, index)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._find(Value(at, index))
-        return found
 
     def change(self, slot: Slot) -> tuple[Change, Instruction | None]:
         """What a loop does with an element of its state, and the instruction that does it."""

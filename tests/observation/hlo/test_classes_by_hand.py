@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxcost.observation.hlo.classes import SCRATCH, Classes, Kind
+from jaxcost.observation.hlo.classes import Classes
+from jaxcost.observation.hlo.kinds import SCRATCH, Kind
 from jaxcost.observation.hlo.module import read_module
 from jaxcost.observation.hlo.origins import Places
 from tests.observation.hlo.building import Program
