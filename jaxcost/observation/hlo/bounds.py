@@ -33,7 +33,7 @@ _PATIENCE = 16  # steps followed after the first that may be the last, where not
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Trips of a loop lie in [minimum, maximum]; None is no bound. `blocked` names loops around it whose iteration
-    decides; `forever`, that nothing in the program ends it.
+    decides; `forever`, that nothing in the program ends it; `wraps`, that it ends, if at all, beyond a counter's type.
     """
 
     minimum: int
@@ -41,14 +41,12 @@ class Bounds:
     reason: str = ""
     blocked: frozenset[Symbolic] = frozenset()
     forever: bool = False
+    wraps: bool = False
 
     @property
     def exact(self) -> int | None:
         """The count, None when it is not known."""
         return self.maximum if self.minimum == self.maximum else None
-
-
-_UNKNOWN = Bounds(0, None)
 
 
 class Loops(Scalars):
@@ -75,7 +73,7 @@ class Loops(Scalars):
             return self.found[key]
         self.found[key] = None  # a loop whose own count asks for it
         solved = self._solved(frame, loop)
-        if solved.exact is None and follow:
+        if solved.exact is None and (follow or solved.wraps):
             solved = self._followed(frame, loop, solved)
             self.found[key] = solved
         elif solved.exact is None:
@@ -138,9 +136,10 @@ class Loops(Scalars):
         trips = first_failure(test.direction, distance, slope)
         if trips is None:
             forever = slope == 0 and not blocked
-            return Bounds(0, None, "its condition always holds" if forever else "", frozenset(blocked), forever)
+            reason = "its condition always holds" if forever else ""
+            return Bounds(0, None, reason, frozenset(blocked), forever, wraps=slope != 0)
         if any(start + move * n not in possible for start, move, possible in ends for n in (0, trips)):
-            return _UNKNOWN  # something wraps around before that
+            return Bounds(0, None, wraps=True)  # something wraps around before that
         return Bounds(trips, trips)
 
     # Followed ---------------------------------------------------------------------------------------------------------

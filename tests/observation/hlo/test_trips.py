@@ -6,7 +6,9 @@ import pytest
 
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import Total, read_hlo
+from jaxcost.observation.hlo.flops import count_flops
 from jaxcost.observation.hlo.module import read_module
+from jaxcost.observation.hlo.reading import read_graph
 from jaxcost.observation.hlo.schema import message, parse, split
 from jaxcost.observation.hlo.trips import exact, read_executions
 from tests.observation.hlo.building import Program, array, dot, dump, loop
@@ -528,3 +530,18 @@ def test_programs_that_call_each_other_without_end_in_sight_are_read_in_time():
         called = made
     reading = read_hlo(program.bytes(), platform="tpu")
     assert reading.flops.value == 2**60 * 5 * 48
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])
+def test_a_declared_count_that_the_counter_contradicts_is_not_taken(dtype):
+    def run(x):
+        start, end, step = (jnp.asarray(n, dtype) for n in (47, 24, 11))
+        return jax.lax.while_loop(lambda c: c[0] > end, lambda c: (c[0] - step, jnp.sin(c[1] @ c[1])), (start, x))[1]
+
+    hlo, compiled = dump(run, array(4, 4))
+    assert '"known_trip_count":{"n":"1"}' in compiled.as_text(), "no need of this test any more"
+    reading, graph = read_graph(hlo, platform="cpu", general=True)
+    (loop,) = graph.loops.values()
+    assert loop.trips is None and "XLA declares 1 trips but the loop's scalars give 3" in loop.reason
+    found = count_flops(reading, graph)
+    assert found.total is None and found.minimum == 0
