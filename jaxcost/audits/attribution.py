@@ -2,7 +2,7 @@
 
 Four columns, of one step on one device:
 
-    flops             contractions and known kernels, trips included; a product merged from several is split among them
+    flops             contractions and known kernels, trips included
     bytes             what instructions read and write in device memory, trips included
     peak_bytes        what is live at the fullest moment, each buffer once
     collective_bytes  payload: the whole array that moves (the result of a gather, the operand of a reduction)
@@ -232,7 +232,8 @@ class _Reader:
     def collectives(self) -> None:
         for row in self.reading.collectives.rows:
             at = self.graph.module.instructions[row.id]
-            whole = max(row.operand_bytes, row.result_bytes)
+            # Elements alone, as in the rows of `collectives`: a row's own bytes are as stored, tiles padded.
+            whole = max(sum(p.operand_bytes for p in row.parts), sum(p.result_bytes for p in row.parts))
             amounts = [max(p.operand_bytes, p.result_bytes) for p in row.parts]
             found = [(row.scope, row.phase, whole)]
             if sum(amounts) == whole and all(p.scope for p in row.parts):

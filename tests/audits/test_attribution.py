@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import pytest
 
-from jaxcost.audits import attribution
+from jaxcost.audits import attribution, collectives
 from jaxcost.audits.attribution import NO_SCOPE, NO_SOURCE, short_paths
 from jaxcost.audits.evidence import Evidence, Notes, gather
-from jaxcost.audits.tree import COLUMNS, added, children_of, folded, least, paths
+from jaxcost.audits.tree import COLUMNS, added, children_of, folded, least, paths, payload
 from jaxcost.observation.hlo.flops import count_flops
 from jaxcost.observation.hlo.frames import MOST_FRAMES, Frame, Stacks, user_frame
 from jaxcost.observation.sources import Program
@@ -66,9 +66,7 @@ def test_nothing_is_lost(name: str) -> None:
         "flops": count_flops(reading, evidence.graph).total,
         "bytes": moved.value,
         "peak_bytes": reading.memory.live_peak_bytes,
-        "collective_bytes": sum(
-            max(row.operand_bytes, row.result_bytes) * (row.executions.value or 0) for row in reading.collectives.rows
-        ),
+        "collective_bytes": added(map(payload, collectives.section(evidence, Notes()))),
     }
     assert {column: found["columns"][column]["total"] for column in COLUMNS} == whole
     for tree in ("scopes", "calls"):
