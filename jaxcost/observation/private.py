@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from jaxcost.observation.hlo.schema import varint
+
 # Compiler options with no documentation of their own; each is accepted by the compiler of its family.
 #
 # XLA rematerialises a program that exceeds the device and says so nowhere but in instruction names (`.remat`).
@@ -62,7 +64,7 @@ def optimised_proto(compiled: Any) -> bytes:
     TPU ones. The module is field 1 of HloProto. Unchanged in jax 0.11.
     """
     module: bytes = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    return b"\x0a" + _varint(len(module)) + module
+    return b"\x0a" + varint(len(module)) + module
 
 
 def compiled_module(compiled: Any) -> tuple[bytes, bool]:
@@ -73,7 +75,7 @@ def compiled_module(compiled: Any) -> tuple[bytes, bool]:
     """
     module = optimised_proto(compiled)
     assignment: bytes = getattr(compiled.memory_analysis(), "serialized_buffer_assignment_proto", b"") or b""
-    return (module + b"\x1a" + _varint(len(assignment)) + assignment if assignment else module), bool(assignment)
+    return (module + b"\x1a" + varint(len(assignment)) + assignment if assignment else module), bool(assignment)
 
 
 def compiled_platform(compiled: Any) -> tuple[str, int]:
@@ -103,7 +105,7 @@ def proto_of_text(text: str) -> bytes:
     """
     parse: Callable[[str], Any] = importlib.import_module("jaxlib._hlo").hlo_module_from_text
     module: bytes = parse(text).as_serialized_hlo_module_proto()
-    return b"\x0a" + _varint(len(module)) + module
+    return b"\x0a" + varint(len(module)) + module
 
 
 @dataclass(frozen=True)
@@ -455,11 +457,3 @@ def saved_residuals(function: Callable[..., Any], *arguments: Any, **keywords: A
     from jax._src.ad_checkpoint import saved_residuals as residuals
 
     return list(residuals(function, *arguments, **keywords))
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])

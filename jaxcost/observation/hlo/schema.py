@@ -8,7 +8,6 @@ the table does not know is reported, never dropped.
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,13 +21,13 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from jaxcost.contracts.errors import Problem, RejectedError
+from jaxcost.observation.hlo.packing import unpacked
 
 # The classes exist only at run time, so their attributes cannot be typed.
 Proto: TypeAlias = Any
 
 PACKAGE = "jaxcost.hlo"
 MAX_PROTO_BYTES = 1 << 30  # protobuf's own limit is 2 GiB; the largest dump met is 5 MB
-MAX_UNPACKED_BYTES = 256 << 20  # of packed data, so that a bomb ends early: what is larger is given unpacked
 
 _SCALARS = {"i64": 3, "u64": 4, "i32": 5, "bool": 8, "str": 9, "bytes": 12, "u32": 13, "f64": 1, "f32": 2}
 _MESSAGE, _OPTIONAL, _REPEATED = 11, 1, 3
@@ -151,22 +150,6 @@ def unknown_fields(merged: Proto) -> Counter[str]:
     return found
 
 
-def _gunzip(data: bytes) -> bytes:
-    try:
-        decoder = zlib.decompressobj(wbits=31)
-        out = decoder.decompress(data, MAX_UNPACKED_BYTES)
-    except zlib.error as error:
-        raise rejected("hlo", str(error), "gzip data must be whole", "dump the module again") from error
-    if not decoder.eof:
-        raise rejected(
-            "hlo",
-            f"{len(data)} bytes",
-            f"gzip data must be whole and unpack to at most {MAX_UNPACKED_BYTES} bytes",
-            "dump the module again, or pass the unpacked file",
-        )
-    return out
-
-
 def _try(name: str, data: bytes, form: Form) -> Proto | None:
     try:
         return schema(form).classes[name].FromString(data)
@@ -174,10 +157,9 @@ def _try(name: str, data: bytes, form: Form) -> Proto | None:
         return None
 
 
-def unpacked(data: bytes) -> bytes:
-    """`data` itself, at most MAX_PROTO_BYTES, or what it unpacks to when it is gzip, at most MAX_UNPACKED_BYTES."""
-    if data[:2] == b"\x1f\x8b":
-        data = _gunzip(data)
+def _plain(data: bytes) -> bytes:
+    """`data` without packing around it, at most MAX_PROTO_BYTES."""
+    data = unpacked(data)
     if len(data) > MAX_PROTO_BYTES:
         raise rejected("hlo", len(data), f"at most {MAX_PROTO_BYTES} bytes", "pass one HLO module")
     return data
@@ -193,12 +175,12 @@ def _refused(data: bytes) -> RejectedError:
 
 
 def parse(data: bytes) -> tuple[Proto, Proto | None]:
-    """(HloModuleProto, BufferAssignmentProto or None) from an HloProto, a bare HloModuleProto, or either gzipped; for
+    """(HloModuleProto, BufferAssignmentProto or None) from an HloProto, a bare HloModuleProto, or either packed; for
     whoever changes a module. `split` is for reading one.
 
     Raises RejectedError for anything else, truncated bytes included.
     """
-    data = unpacked(data)
+    data = _plain(data)
     whole = _try("HloProto", data, "full")
     if whole is not None and whole.hlo_module.computations:
         return whole.hlo_module, whole.buffer_assignment if whole.HasField("buffer_assignment") else None
@@ -251,11 +233,11 @@ class Split:
 
 
 def split(data: bytes) -> Split:
-    """The parts of an HloProto or HloModuleProto, plain or gzipped. All of it is well-formed, instructions included.
+    """The parts of an HloProto or HloModuleProto, plain or packed. All of it is well-formed, instructions included.
 
     Raises RejectedError as `parse` does.
     """
-    data = unpacked(data)
+    data = _plain(data)
     for name in ("HloProto", "HloModuleProto"):
         outer = _try(name, data, "split")
         module = outer.hlo_module if outer is not None and name == "HloProto" else outer
@@ -287,12 +269,12 @@ def split(data: bytes) -> Split:
 
 
 def outline(data: bytes) -> Proto:
-    """The HloModuleProto of an HloProto or HloModuleProto, plain or gzipped, with its instructions as bytes: what a
+    """The HloModuleProto of an HloProto or HloModuleProto, plain or packed, with its instructions as bytes: what a
     module says of itself, before it is read.
 
     Raises RejectedError where it is no module; damage inside instructions is for `split` to find.
     """
-    data = unpacked(data)
+    data = _plain(data)
     for name in ("HloProto", "HloModuleProto"):
         outer = _try(name, data, "split")
         module = outer.hlo_module if outer is not None and name == "HloProto" else outer
@@ -327,11 +309,12 @@ def _end(apart: bool) -> bytes:
     for name, end in _ENDS.items():
         if apart or name not in _SINGLE:
             tag = fields[name].number << 3
-            parts.append(_varint(tag) + _varint(NOTHING & 2**64 - 1) if end == NOTHING else _varint(tag | 2) + b"\1\0")
+            parts.append(varint(tag) + varint(NOTHING & 2**64 - 1) if end == NOTHING else varint(tag | 2) + b"\1\0")
     return b"".join(parts)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number of 0 or more on the wire: seven bits a byte, the lowest first."""
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import lzma
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from jaxcost.contracts.errors import RejectedError, UnavailableError, reject
-from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, MAX_UNPACKED_BYTES, message, outline, split
+from jaxcost.observation.hlo.packing import unpacked
+from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, message, outline, split
 from jaxcost.observation.hlo.text import device_counts, is_text, module_text
 from jaxcost.observation.private import proto_of_text
 from jaxcost.observation.sources.assignment_text import with_assignment
 from jaxcost.observation.sources.program import Program
 from jaxcost.observation.targets import Family, Target, chip_of_description, parse_target
 
-_GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 _NOT_HLO = "give an HLO module: *after_optimizations.hlo.pb of --xla_dump_to with --xla_dump_hlo_as_proto, or its text"
 
 # What only the compiler of one platform writes into a module: keys of its own configurations, names of its own calls.
@@ -78,7 +75,10 @@ def read_program(
         UnavailableError: it does not exist.
     """
     path, said = Path(path), list(notes)
-    data = unpacked(_bytes(path), path.name)
+    data = _bytes(path)
+    if not data:
+        raise reject(path.name, None, "is empty", _NOT_HLO)
+    data = unpacked(data, path.name)
     text = is_text(data)
     hlo = _from_text(data, path.name) if text else _inner(data)
     if text and assignment is not None:
@@ -242,28 +242,3 @@ def _bytes(path: Path) -> bytes:
         raise UnavailableError(str(path), "no such file", "check the path") from None
     except OSError as error:
         raise reject(str(path), None, f"cannot be read ({error.strerror})", "check its permissions") from None
-
-
-def unpacked(data: bytes, name: str) -> bytes:
-    """Return the bytes of a file without gzip or xz around them.
-
-    Raises:
-        RejectedError: the packing is damaged, or unpacks to more than a module may have.
-    """
-    if not data:
-        raise reject(name, None, "is empty", _NOT_HLO)
-    if data[:2] != _GZIP and data[:6] != _XZ:
-        return data
-    decoder: Any
-    try:
-        if data[:2] == _GZIP:
-            decoder = zlib.decompressobj(wbits=31)
-        else:
-            decoder = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=512 * 2**20)
-        out: bytes = decoder.decompress(data, MAX_UNPACKED_BYTES)
-    except (zlib.error, lzma.LZMAError) as error:
-        raise reject(name, str(error), "packed data must be whole", "dump the module again") from None
-    if not decoder.eof:
-        rule = f"packed data must be whole and unpack to at most {MAX_UNPACKED_BYTES} bytes"
-        raise reject(name, len(data), rule, "dump the module again, or give the unpacked file")
-    return out

@@ -19,7 +19,7 @@ import pytest
 from jaxcost.audits.tasks import audit_program
 from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.hlo import read_hlo
-from jaxcost.observation.hlo.schema import MAX_UNPACKED_BYTES
+from jaxcost.observation.hlo.packing import MAX_UNPACKED_BYTES
 from jaxcost.observation.hlo.table import MAX_CALL_DEPTH, MAX_DEVICES
 from jaxcost.observation.sources import Program as Source
 from jaxcost.observation.sources.files import read_program

@@ -9,12 +9,13 @@ import pytest
 
 from jaxcost.contracts.errors import RejectedError, UnavailableError
 from jaxcost.observation.hlo import read_hlo
+from jaxcost.observation.hlo.packing import unpacked
 from jaxcost.observation.hlo.schema import parse
 from jaxcost.observation.pool import Pool
 from jaxcost.observation.private import proto_of_text
 from jaxcost.observation.sources.assignment_text import with_assignment
 from jaxcost.observation.sources.dumps import read_dump
-from jaxcost.observation.sources.files import mesh_axes, module_facts, platform_of, read_program, unpacked
+from jaxcost.observation.sources.files import mesh_axes, module_facts, platform_of, read_program
 from jaxcost.observation.targets import chip_of_description, gpu_description, parse_target
 
 from .dumping import FLOPS, PROTO, TARGETS, TASK, write_dump
@@ -131,11 +132,22 @@ def _write(path, data):
 
 
 def test_bombs_end_at_the_limit(monkeypatch, tmp_path):
-    monkeypatch.setattr("jaxcost.observation.sources.files.MAX_UNPACKED_BYTES", 10_000)
+    monkeypatch.setattr("jaxcost.observation.hlo.packing.MAX_UNPACKED_BYTES", 10_000)
     for pack in (gzip.compress, lzma.compress):
         with pytest.raises(RejectedError, match="at most 10000 bytes"):
             unpacked(pack(bytes(1_000_000)), "bomb")
         assert unpacked(pack(bytes(9_000)), "small") == bytes(9_000)
+        with pytest.raises(RejectedError, match="at most 10000 bytes"):
+            unpacked(pack(bytes(6_000)) * 2, "bomb in two parts")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_packed_parts_are_one_whole_and_nothing_else_follows(pack):
+    assert unpacked(pack(b"one") + pack(b"two") + bytes(8), "parts") == b"onetwo"
+    with pytest.raises(RejectedError, match="must be whole"):
+        unpacked(pack(b"one") + b"two", "followed")
+    with pytest.raises(RejectedError, match="must be whole"):
+        unpacked(pack(b"one") + pack(b"two")[:-4], "cut")
 
 
 def test_a_snapshot_is_read_by_the_module_in_it(dumps, tmp_path):
