@@ -7,14 +7,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from jaxcost.audits import attribution, collectives, fingerprint, flops, jaxpr, loops, memory, trust
-from jaxcost.audits.evidence import Evidence, Notes, gather
+from jaxcost.audits.evidence import FOREIGN, Evidence, Notes, gather
 from jaxcost.observation.hlo.module import not_collecting
 from jaxcost.observation.hlo.schema import agreeing
 from jaxcost.observation.sections import target_section
 from jaxcost.observation.sources import Program
 
 SCHEMA = "jaxcost.audit.v1"
-_FOREIGN = ("proto", "text", "dump")
 
 # In the order of the document. Each returns its section and leaves findings and unknowns in the notes.
 SECTIONS: Mapping[str, Callable[[Evidence, Notes], Any]] = {
@@ -40,7 +39,7 @@ def audit_document(
         RejectedError: the module cannot be read.
     """
     # Damage that reading let through shows as an impossible index later on; a compile of our own is not damaged.
-    with not_collecting(), agreeing() if program.origin in _FOREIGN else nullcontext():
+    with not_collecting(), agreeing() if program.origin in FOREIGN else nullcontext():
         evidence, notes = gather(program, mesh=mesh, trips=trips), Notes()
         sections = {name: make(evidence, notes) for name, make in SECTIONS.items()}
     reading = evidence.reading

@@ -16,6 +16,8 @@ from jaxcost.observation.sections import short_path
 from jaxcost.observation.sources import Program
 from jaxcost.observation.sources.files import module_facts
 
+FOREIGN = ("proto", "text", "dump")  # origins of modules that may be damaged
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -108,4 +110,5 @@ def number(total: Total) -> int | dict[str, int] | None:
     """A total in JSON: its integer, the interval it lies in, or None."""
     if total.minimum is None:
         return None
-    return total.minimum if total.value is not None else {"minimum": total.minimum, "maximum": total.maximum or 0}
+    assert total.maximum is not None
+    return total.minimum if total.value is not None else {"minimum": total.minimum, "maximum": total.maximum}

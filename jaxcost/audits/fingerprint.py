@@ -19,7 +19,6 @@ from jaxcost.observation.hlo.opcodes import HARMLESS_TARGETS
 
 _LISTED = 200  # shapes and layouts kept one by one; a digest stands for all of them
 _ARGUMENTS = 2000
-_CONTRACTIONS = frozenset(["dot", "convolution", "ragged-dot", "scaled-dot"])
 # What tells two instructions of one opcode and shape apart, beside their operands.
 _TOLD: Mapping[str, Callable[[Instruction], str]] = {
     "parameter": lambda at: str(at.number), "get-tuple-element": lambda at: str(at.number),
@@ -55,6 +54,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         + (f" split {row.split_k}" if row.split_k > 1 else "")
         for row in products.rows
     )
+    trips = [loop.trips for loop in reading.loops]
     moves = Counter(row.kind for row in reading.collectives.rows)
     arrays: Counter[str] = Counter()
     for found in reading.collectives.rows:
@@ -73,7 +73,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any]:
         },
         "strength_reduced": len(products.strength_reduced),
         "rematerialised": len(reading.xla_remat),
-        "loops": {"count": len(reading.loops), "trips": sorted(loop.trips for loop in reading.loops if loop.trips)},
+        "loops": {"count": len(reading.loops), "trips": sorted(n for n in trips if n is not None)},
         "collectives": {"instructions": _sorted(moves), "arrays": _sorted(arrays)},
         "layouts": {"arguments": dict(list(layouts.items())[:_LISTED]), "digest": _digest(layouts)},
         "copies": opcodes["copy"] + opcodes["copy-start"],

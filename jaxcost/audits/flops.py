@@ -113,12 +113,12 @@ def _findings(work: FlopCount, notes: Notes) -> None:
             continue
         text = (
             f"{group.name} is a product of groups compiled dense over {group.groups} groups under a mask: "
-            f"{group.flops.value} FLOPs are executed, {group.active.value} belong to a row's own group"
+            f"{group.flops.value:,} FLOPs are executed, {group.active.value:,} belong to a row's own group"
         )
         notes.find("compiled_dense", text, where=group.scope or group.name, flops=group.flops.value)
     products = work.elementwise_products
     if products.minimum:
-        text = f"products of {products.minimum} FLOPs are executed as multiply and reduce, on no matrix unit"
+        text = f"products of {products.minimum:,} FLOPs are executed as multiply and reduce, on no matrix unit"
         notes.find("elementwise_products", text, flops=products.minimum)
     padded = [row for row in work.rows if row.logical_flops is not None and row.logical_flops != row.flops]
     more = sum(_excess(padded))

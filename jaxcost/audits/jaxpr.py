@@ -67,7 +67,7 @@ def section(evidence: Evidence, notes: Notes) -> dict[str, Any] | None:
     _findings(reasons, notes)
     for text in data["unknowns"]:
         notes.unknown(text, "jaxpr", text)
-    largest = sorted(data["rows"], key=lambda row: -(row["total"] or row["flops"]))
+    largest = sorted(data["rows"], key=lambda row: -(row["flops"] if row["total"] is None else row["total"]))
     return {
         "flops": None if blind else data.get("interval", data["flops"]),
         "counted": data.get("interval", data["flops"]), "reason": reason,

@@ -13,11 +13,12 @@ trips from the loops' own scalars. `value` is XLA's number as it stands; nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
+from math import isfinite
 from typing import Any
 
-from jaxcost.audits.evidence import Evidence, Notes
+from jaxcost.audits.evidence import FOREIGN, Evidence, Notes
 from jaxcost.audits.xla_counts import Counts, Recount, recount
 from jaxcost.observation.cycles import estimated_cycles
 from jaxcost.observation.exceeded import exceeded
@@ -70,6 +71,8 @@ class _Verdicts:
         try:
             counted = recount(evidence.graph.module, evidence.graph.executions)
         except _DAMAGE as error:
+            if evidence.program.origin not in FOREIGN:
+                raise  # no compile of our own is damaged
             damage = f"the module could not be recounted: {type(error).__name__}: {error}"
         flops = evidence.work
         values: dict[str, int | float | None] = {}
@@ -213,6 +216,8 @@ class _Verdicts:
                 self.row("optimal_seconds", "cost_analysis", ABSENT, reason)
             return
         value = float(value)
+        if not isfinite(value):
+            return self.row("optimal_seconds", "cost_analysis", WRONG, f"{value} is no time")
         calls = sum(counted.calls.values()) if counted is not None else 0
         if value < 0:
             takes = f"each of {calls} custom calls may take one second off" if calls else "no rule here explains it"
@@ -431,7 +436,7 @@ class _Verdicts:
 
 def whole(value: object) -> int | float | None:
     """A figure of XLA's table as an integer where it is one."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
         return None
     return int(value) if float(value).is_integer() else value
 
@@ -464,14 +469,3 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{int(value):,}" if value.is_integer() else f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def counts_by_verdict(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many rows have each verdict, in the order of `VERDICTS`."""
-    found = [row["verdict"] for row in rows]
-    return {verdict: found.count(verdict) for verdict in VERDICTS if verdict in found}
-
-
-def rows_of(document: Mapping[str, Any], verdict: str) -> Iterator[Mapping[str, Any]]:
-    """The verdict rows of an audit document with one verdict."""
-    return (row for row in document["xla"]["verdicts"] if row["verdict"] == verdict)

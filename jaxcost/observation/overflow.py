@@ -7,7 +7,7 @@ above the limit at which XLA for CUDA recomputes of its own accord, it is compil
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxcost.observation.compiling import Compiled, Refusal
@@ -80,7 +80,7 @@ def _second(second: Compiled | Refusal, seen: Mapping[str, Any], first_hlo: Mapp
         "flops": flops,
         "excess_flops": None if flops is None or before is None else flops - before,
         "remat_instructions": len(named),
-        "remat_instruction_flops": sum(row["total"] or 0 for row in marked),
+        "remat_instruction_flops": _sum(row["total"] for row in marked),
         "excess_by_scope_phase": _excess(hlo, first_hlo or {}),
         "names": named[:20],
         "required_bytes": memory.get("required_bytes"),
@@ -92,10 +92,17 @@ def _second(second: Compiled | Refusal, seen: Mapping[str, Any], first_hlo: Mapp
 
 
 def _excess(after: Mapping[str, Any], before: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where the second compile does more contraction FLOPs than the first, or fewer."""
-    total: dict[tuple[str, str], int] = {}
+    """Where the second compile does more contraction FLOPs than the first, or fewer; None where one is unknown."""
+    found: dict[tuple[str, str], list[int | None]] = {}
     for section, sign in ((after, 1), (before, -1)):
         for row in section.get("by_scope_phase", ()):
-            key = (row["scope"], row["phase"])
-            total[key] = total.get(key, 0) + sign * (row["flops"] or 0)
-    return [{"scope": scope, "phase": phase, "flops": n} for (scope, phase), n in sorted(total.items()) if n]
+            flops = row["flops"]
+            found.setdefault((row["scope"], row["phase"]), []).append(None if flops is None else sign * flops)
+    total = {key: _sum(amounts) for key, amounts in sorted(found.items())}
+    return [{"scope": scope, "phase": phase, "flops": n} for (scope, phase), n in total.items() if n != 0]
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    """The sum; None where one of them is unknown."""
+    known = list(amounts)
+    return None if None in known else sum(amount for amount in known if amount is not None)

@@ -246,6 +246,18 @@ def test_a_module_that_cannot_be_recounted_leaves_its_figures_uncompared(compile
         raise IndexError("dimension 9 of 2")
 
     monkeypatch.setattr(trust, "recount", broken)
-    section, rows, _ = verdicts(compiled("forward"))
+    program = compiled("forward")
+    with pytest.raises(IndexError):  # a compile of our own is not damaged: the fault is ours
+        verdicts(program)
+    section, rows, _ = verdicts(replace(program, origin="proto"))
     assert section["recounted"] is None
     assert rows["flops"]["verdict"] == "not_comparable" and "dimension 9" in rows["flops"]["reason"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_figure_that_is_no_number_is_none(compiled, value):
+    program = compiled("forward")
+    table = {**dict(program.cost_analysis), "flops": value, "optimal_seconds": value}
+    section, rows, _ = verdicts(replace(program, cost_analysis=table))
+    assert section["flops"] is None and rows["optimal_seconds"]["verdict"] == "wrong"
+    json.dumps(section, allow_nan=False)

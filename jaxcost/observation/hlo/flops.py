@@ -133,12 +133,7 @@ class FlopCount:
 
     @property
     def minimum(self) -> int:
-        """What is executed at least."""
-        return self.amount.minimum
-
-    @property
-    def known(self) -> int:
-        """What is counted with certainty, whatever the unknowns add."""
+        """What is executed at least, whatever the unknowns add."""
         return self.amount.minimum
 
     @property
@@ -197,7 +192,12 @@ def _rows(reading: HloReading, graph: Graph) -> tuple[list[FlopRow], list[Unknow
     for product in found.rows:
         at = instructions[product.id]
         if product.flops is None:
-            reason = "structured sparsity: how much of the product is executed is not counted"
+            sparse = at.proto.sparsity_config.ByteSize() > 0
+            reason = (
+                "structured sparsity: how much of the product is executed is not counted"
+                if sparse
+                else "its window is too large to be walked"
+            )
             unknowns.append(_unknown(graph, product, "contraction", at, reason))
         else:
             rows.append(_product(graph, product, product.flops, at, reading.platform))

@@ -192,7 +192,9 @@ class _Counter:
         ):  # select-and-scatter: one choice in each window of the operand, one addition per element of the source
             source = at.operands[1].shape
             pairs = _window_pairs(at, first, source)
-            if pairs is not None:
+            if pairs is None:
+                self.hidden[f"{at.name} (a window too large to walk)"] = None
+            else:
                 yield from self._applied(at, 0, pairs - source.size)
             yield from self._applied(at, 1, source.size)
 
