@@ -173,7 +173,7 @@ def compile_lowered(
         raise ValueError("optimisation_level is None, or 0 for a CPU target")
     chosen = {
         **({} if rematerialisation else private.WITHOUT_REMATERIALISATION[target.family]),
-        **(private.CPU_LITTLE_EFFORT if optimisation_level == 0 else {}),
+        **(private.cpu_little_effort() if optimisation_level == 0 else {}),
         **(options or {}),
     }
 

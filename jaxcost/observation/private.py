@@ -10,7 +10,9 @@ import importlib
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,9 +29,16 @@ WITHOUT_REMATERIALISATION: dict[str, dict[str, Any]] = {
     "tpu": {"xla_tpu_rematerialization_min_size_in_bytes": 2**40},
 }
 
-# Code generation without effort: a program is compiled to be read, not to be run. The module keeps its contractions;
-# fusions and temporary buffers differ. Together about four times faster on a two-layer training step.
-CPU_LITTLE_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+def cpu_little_effort() -> dict[str, Any]:
+    """Return options for code generation without effort: a program is compiled to be read, not to be run. The module
+    keeps its contractions; fusions and temporary buffers differ. Together about four times faster on a two-layer
+    training step. jaxlib 0.11 has the second option no more.
+    """
+    first = {"xla_backend_optimization_level": 0}
+    old = tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
+    return {**first, "xla_cpu_use_fusion_emitters": False} if old else first
+
 
 # No buffer assignment is public for CUDA and TPU. The dump has it, in one file, also where the compiler then refuses.
 DUMP_OPTIONS: dict[str, Any] = {"xla_dump_hlo_as_proto": True}
@@ -274,15 +283,19 @@ def _leaf_paths(named: Sequence[tuple[str, Any]]) -> list[str]:
 def renamed(traced: Any, names: Sequence[str]) -> Any:
     """Return a `jax.stages.Traced` whose arguments have other names; the same where their number is another one.
 
-    The names are in the debug information of its jaxpr, which JAX keeps for later calls: that one stays as it is.
+    The names are in the debug information of its jaxpr, which JAX keeps for later calls: that one stays as it is. In
+    jax 0.10 a closed jaxpr holds another, in 0.11 it is one.
     """
-    jaxpr = traced.jaxpr
-    old = jaxpr.jaxpr.debug_info
+    closed = traced.jaxpr
+    inner = closed.jaxpr
+    old = inner.debug_info
     if old.arg_names is None or len(old.arg_names) != len(names) or tuple(old.arg_names) == tuple(names):
         return traced
-    inner = jaxpr.jaxpr.replace(debug_info=old._replace(arg_names=tuple(names)))
-    params = {**traced._params, "jaxpr": jaxpr.replace(jaxpr=inner)}
-    return type(traced)(traced._meta_tys_flat, params, traced._in_tree, traced.out_tree, traced._consts)
+    named = inner.replace(debug_info=old._replace(arg_names=tuple(names)))
+    made = copy(traced)
+    made._params = {**traced._params, "jaxpr": named if type(inner) is type(closed) else closed.replace(jaxpr=named)}
+    made._lojax = None  # made of the other one
+    return made
 
 
 def with_own_names(traced: Any) -> Any:
