@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TypeAlias
 
 from jaxcost.contracts.errors import RejectedError, UnavailableError, reject
 from jaxcost.observation.hlo.packing import unpacked
-from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, message, outline, split
+from jaxcost.observation.hlo.schema import MAX_PROTO_BYTES, Proto, message, outline, split
 from jaxcost.observation.hlo.text import device_counts, is_text, module_text
 from jaxcost.observation.private import proto_of_text
 from jaxcost.observation.sources.assignment_text import with_assignment
@@ -29,6 +30,7 @@ _MARKS: Mapping[Family, tuple[bytes, ...]] = {
 # Numbers of an HloSnapshot: module, arguments, result, platform. (openxla/xla, xla/service/hlo.proto)
 _SNAPSHOT = frozenset({1, 2, 3, 4})
 _BYTES_FIELD = 2  # the wire type of strings and messages
+_Axes: TypeAlias = tuple[tuple[str, int], ...]
 _MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")
 _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"\s*=\s*([0-9]{1,9})')
 
@@ -114,7 +116,8 @@ def module_facts(hlo: bytes) -> ModuleFacts:
     attributes = {entry.key: entry.value for entry in module.frontend_attributes.map}
     return ModuleFacts(
         module.name, devices, module.HasField("device_assignment"), platform_of(hlo),
-        mesh_axes(attributes.get("xla.sdy.meshes", ""), devices), module.HasField("schedule"),
+        mesh_axes(attributes.get("xla.sdy.meshes", ""), devices, _meshes_of_shardings(module)),
+        module.HasField("schedule"),
     )  # fmt: skip
 
 
@@ -124,11 +127,27 @@ def platform_of(hlo: bytes) -> Family | None:
     return found[0] if len(found) == 1 else None
 
 
-def mesh_axes(text: str, devices: int) -> dict[str, int]:
-    """Return the axes of the one mesh over all devices in Shardy's `{mesh = #sdy.mesh<["data"=2, "model"=4]>}`."""
+def mesh_axes(text: str, devices: int, more: Iterable[_Axes] = ()) -> dict[str, int]:
+    """Return the axes of the one mesh over all devices in Shardy's `{mesh = #sdy.mesh<["data"=2, "model"=4]>}`, and
+    among `more`; {} where there is none or several.
+    """
     meshes = [tuple((name, int(size)) for name, size in _AXIS.findall(body)) for body in _MESH.findall(text)]
-    whole = {axes for axes in meshes if axes and prod(size for _, size in axes) == devices}
+    whole = {axes for axes in (*meshes, *more) if axes and prod(size for _, size in axes) == devices}
     return dict(next(iter(whole))) if len(whole) == 1 else {}
+
+
+def _meshes_of_shardings(module: Proto) -> list[_Axes]:
+    """The meshes by which arguments and results are sharded, as jax 0.11 writes them. One that orders its devices by
+    itself is left out: its axes would name other devices.
+    """
+    listed = [*module.spmd_parameters_shardings, module.spmd_output_sharding]
+    every = [inner for one in listed for inner in (one, *one.tuple_shardings)]
+    meshes = [one.named_sharding.mesh for one in every]
+    return [
+        tuple((axis.name, axis.size) for axis in mesh.axes)
+        for mesh in meshes
+        if not mesh.device_ids and not mesh.HasField("iota_transform")
+    ]
 
 
 def _family(facts: ModuleFacts, platform: Family | None, target: Target | None, said: list[str]) -> Family:

@@ -248,3 +248,23 @@ ENTRY main {
   ROOT r = f32[4]{0} negate(p)
 }
 """
+
+
+def test_a_mesh_by_which_arguments_are_sharded_is_the_modules_own():
+    """As jax 0.11 writes it, where earlier ones left an attribute."""
+
+    def facts(*meshes, ids=()):
+        proto, _ = parse(proto_of_text(EIGHT))
+        proto.device_assignment.computation_count = 8
+        for axes in meshes:
+            mesh = proto.spmd_parameters_shardings.add().named_sharding.mesh
+            for name, size in axes:
+                mesh.axes.add(name=name, size=size)
+            mesh.device_ids.extend(ids)
+        return module_facts(proto.SerializeToString()).mesh
+
+    two, other = (("data", 2), ("model", 4)), (("x", 8),)
+    assert facts(two, two) == {"data": 2, "model": 4}
+    assert facts(two, other) == {}  # which of both, nothing says
+    assert facts((("data", 2),)) == {}  # not over all devices
+    assert facts(two, ids=range(8)) == {}
