@@ -6,8 +6,8 @@
     python dev.py setup                  install only, and try again the extras that were missing
 
 Each makes sure that `.venv/` beside this file holds the project (editable) and what the job needs. It installs only
-when pyproject.toml or the interpreter changed. The extras [cuda] and [tpu] are tried; where one has no wheel, the job
-goes on without it and says what is missing. Standard library only.
+when pyproject.toml, constraints.txt or the interpreter changed. The extras [cuda] and [tpu] are tried; where one has
+no wheel, the job goes on without it and says what is missing. Standard library only.
 """
 
 import sys
@@ -39,6 +39,7 @@ VENV = ROOT / ".venv"
 SCRIPTS = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = SCRIPTS / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / "jaxcost-setup.json"
+CONSTRAINTS = ROOT / "constraints.txt"  # the versions of JAX and its compilers
 
 # What each optional extra makes possible, for the message where it cannot be installed.
 EXTRAS = {"cuda": "NVIDIA GPU targets (h100:8, ...)", "tpu": "TPU targets (tpu-v5e:2x4, ...)"}
@@ -70,14 +71,15 @@ def run(*command: str | Path, cwd: Path | None = ROOT) -> int:
 
 def pip_line(requirement: str) -> str:
     """The line that a user would type in the checkout for the same installation."""
-    return f"{PYTHON.relative_to(ROOT)} -m pip install -e {shlex.quote(requirement)}"
+    return f"{PYTHON.relative_to(ROOT)} -m pip install -c {CONSTRAINTS.name} -e {shlex.quote(requirement)}"
 
 
 def pip_install(requirement: str) -> str | None:
     """Install the project with the named extras into `.venv`; None, or the whole of what pip said when it failed."""
     say(f"    $ {pip_line(requirement)}")
     done = subprocess.run(
-        [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "-e", requirement],
+        [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "-c", str(CONSTRAINTS), "-e",
+         requirement],
         cwd=ROOT, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     return None if done.returncode == 0 else done.stdout.strip() or f"pip ended with exit code {done.returncode}"
@@ -95,8 +97,8 @@ def place() -> str:
 
 
 def project() -> str:
-    """What an installation is bound to: the digest of pyproject.toml."""
-    return hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    """What an installation is bound to: the digest of pyproject.toml and of the versions it is held to."""
+    return hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + CONSTRAINTS.read_bytes()).hexdigest()
 
 
 def last_setup() -> dict[str, Any]:

@@ -22,6 +22,7 @@ def dev(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleTy
     place = tmp_path / "a folder with spaces"
     place.mkdir()
     (place / "pyproject.toml").write_text("[project]\n", encoding="utf-8")
+    (place / "constraints.txt").write_text("jax==0.1\n", encoding="utf-8")
     spec = importlib.util.spec_from_file_location("dev_under_test", root / "dev.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -33,6 +34,7 @@ def dev(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleTy
         "SCRIPTS": scripts,
         "PYTHON": scripts / "python",
         "STAMP": place / ".venv" / "stamp.json",
+        "CONSTRAINTS": place / "constraints.txt",
     }.items():
         monkeypatch.setattr(module, name, value)
     module.asked, module.refused = [], set()
@@ -77,10 +79,11 @@ def test_verify_needs_no_tools_and_test_adds_them(dev: ModuleType) -> None:
     assert asked(dev)[0] == ".[dev]"
 
 
-def test_changed_project_is_installed_again_in_the_same_place(dev: ModuleType) -> None:
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
+def test_changed_project_is_installed_again_in_the_same_place(dev: ModuleType, changed: str) -> None:
     dev.setup(dev=True)
     asked(dev)
-    (dev.ROOT / "pyproject.toml").write_text("[project]\nname = 'x'\n", encoding="utf-8")
+    (dev.ROOT / changed).write_text("[project]\nname = 'x'\n", encoding="utf-8")
     dev.setup(dev=True)
     assert asked(dev) == [".[dev]", ".[cuda]", ".[tpu]"]
 
@@ -110,7 +113,7 @@ def test_missing_extra_is_named_each_time_and_tried_again_by_setup(
         said = capsys.readouterr().err
         assert "NVIDIA GPU targets (h100:8, ...) are unavailable" in said
         assert "ERROR: No matching distribution found" in said and "WARNING" not in said
-        assert "python -m pip install -e '.[cuda]'" in said
+        assert "python -m pip install -c constraints.txt -e '.[cuda]'" in said
         assert "TPU targets (tpu-v5e:2x4, ...) are unavailable" not in said
     assert asked(dev) == ["venv", ".[dev]", ".[cuda]", ".[tpu]"]
     dev.refused.clear()
