@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +36,17 @@ class Evidence:
     def platform(self) -> str:
         """`cpu`, `cuda` or `tpu`."""
         return self.program.platform
+
+    @property
+    def undoes_checkpoints(self) -> bool:
+        """Whether the compiler merges the recomputation of a checkpoint in straight-line code with the original.
+
+        The CPU compiler of jaxlib 0.10 does, that of 0.11 does not (0.10.2 and 0.11.2 tried); a module that does not
+        say its version is taken for one of 0.10.
+        """
+        version = str(dict(self.program.environment.get("versions") or {}).get("jaxlib", ""))
+        newer = re.match(r"0\.(?:1[1-9]|[2-9][0-9])\.|[1-9]", version) is not None
+        return self.platform == "cpu" and not newer
 
     @cached_property
     def work(self) -> FlopCount:

@@ -64,9 +64,10 @@ def _on_checkpoints(replay: Replay, notes: Notes) -> None:
         )
         notes.find("checkpoint", text, bytes=kept)
     saved = waiting(replay)
-    if replay.evidence.platform == "cpu" and saved * 10 >= peak:
+    if replay.evidence.undoes_checkpoints and saved * 10 >= peak:
         text = (
             f"{saved:,} bytes outside loops wait for the backward pass at the peak; no checkpoint is proposed for "
-            "them, as the CPU compiler undoes one in straight-line code: audit for the device it is to run on"
+            "them, as the CPU compiler of jaxlib 0.10 undoes one in straight-line code: audit for the device it is to "
+            "run on"
         )
         notes.find("checkpoint", text, bytes=saved)
