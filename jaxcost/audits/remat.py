@@ -3,8 +3,8 @@
 In a loop over layers, `jax.checkpoint` of the body keeps its carry for each round and nothing else: the stacks that the
 backward loop reads give way to one stack of carries, and the residuals of one round are made again while its backward
 runs. In straight-line code the residuals of a region leave between its forward and its backward part, and what enters
-the region stays instead. Where the compiler undoes a checkpoint in straight-line code (that of the CPU until jaxlib 0.10:
-it merges the recomputation with the original), none is proposed.
+the region stays instead. Where the compiler undoes a checkpoint in straight-line code (it merges the recomputation with
+the original, as that of the CPU did until jaxlib 0.10), none is proposed.
 """
 
 from __future__ import annotations
