@@ -106,8 +106,8 @@ def test_linear_algebra_names_its_convention_and_an_iteration_its_estimate():
 @pytest.mark.parametrize("kind", ["compiled_dense", "elementwise_products", "estimate"])
 def test_findings_of_compiled_programs(programs, kind):
     name, total, words = {
-        "compiled_dense": ("ragged", 8 * 4_194_304, ("8 groups", "4194304")),
-        "elementwise_products": ("outer", 2 * 64 * 128, (str(2 * 64 * 128), "multiply and reduce")),
+        "compiled_dense": ("ragged", 8 * 4_194_304, ("8 groups", "4,194,304")),
+        "elementwise_products": ("outer", 2 * 64 * 128, (f"{2 * 64 * 128:,}", "multiply and reduce")),
         "estimate": ("sort", 0, ("n log2 n",)),
     }[kind]
     section, _, notes = audited(programs.hlo(name, "cpu:1"))
