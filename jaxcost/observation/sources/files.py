@@ -155,9 +155,9 @@ def _family(facts: ModuleFacts, platform: Family | None, target: Target | None, 
         raise reject("target", target.text, f"the module is of {platform}", "name a target of that platform")
     named = target.family if target is not None else platform
     if named is not None and facts.platform not in (None, named):
-        raise reject(
-            "platform", named, f"the module was written by the compiler for {facts.platform}", "leave the platform out"
-        )
+        what, value = ("target", target.text) if target is not None else ("platform", named)
+        rule = f"the module was written by the compiler for {facts.platform}"
+        raise reject(what, value, rule, f"leave the {what} out, or name one of {facts.platform}")
     if named is None and facts.platform is None:
         said.append("nothing in the module tells its platform: it is read as one of cpu; --platform names another")
     return named or facts.platform or "cpu"

@@ -182,8 +182,9 @@ def test_a_missing_file_is_unavailable_and_a_folder_rejected(tmp_path):
 def test_platform_and_target_must_be_those_of_the_module(dumps):
     module = module_of(dumps("cpu:1"))
     for options in ({"platform": "cuda"}, {"target": "h100:1"}, {"target": "cpu:2"}):
-        with pytest.raises(RejectedError, match="the module"):
+        with pytest.raises(RejectedError, match="the module") as caught:
             program_of(module, **options)
+        assert [problem.path for problem in caught.value.problems] == list(options)
     with pytest.raises(RejectedError, match="of that platform"):
         program_of(module, platform="cpu", target="h100:1")
     assert program_of(module, target="cpu:1").target.text == "cpu:1"
