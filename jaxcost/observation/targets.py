@@ -117,7 +117,8 @@ def parse_target(text: object, where: str = "target") -> Target:
     """
     match = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= 80 else None
     if match is None:
-        raise reject(where, text, "not of the form CHIP[:SHAPE[*SLICES]]", "write e.g. cpu:8, h100:4x8 or tpu-v5e:2x4")
+        rule = "not of the form CHIP[:SHAPE[*SLICES]], in lower case"
+        raise reject(where, text, rule, "write e.g. cpu:8, h100:4x8 or tpu-v5e:2x4")
     text, chip, slices = match[0], match["chip"], match["slices"]
     shape = tuple(int(part) for part in match["shape"].split("x")) if match["shape"] else None
     if chip not in chip_names():

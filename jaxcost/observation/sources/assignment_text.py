@@ -5,9 +5,9 @@
     allocation 10: size 332800, color 1, preallocated-temp:
      value: <27 copy-start.1{0} @1> (size=262144,offset=65536): f32[256,256]{1,0:T(8,128)S(1)}
 
-It names instructions where the proto has their numbers, and has no trace of the heap: which memory is needed follows
-from it exactly, what of it is live at a moment does not. (BufferAllocation::ToString of openxla/xla's
-buffer_assignment.cc)
+It names instructions where the proto has their numbers (`(phi)` behind a name marks what a loop joins), and has no
+trace of the heap: which memory is needed follows from it exactly, what of it is live at a moment does not.
+(BufferAllocation::ToString of openxla/xla's buffer_assignment.cc, HloValue::ToShortString of hlo_value.cc)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxcost.observation.hlo.schema import Proto, message, parse
 
 _HEAD = re.compile(r"allocation (?P<index>[0-9]{1,18}): size (?P<size>[0-9]{1,18})(?P<rest>.*):")
 _VALUE = re.compile(
-    r" value: <(?P<id>[0-9]{1,18}) (?P<name>.+?)(?P<place>\{[0-9,]*\})? @(?P<color>[0-9]{1,9})>"
+    r" value: <(?P<id>[0-9]{1,18}) (?P<name>.+?)(?P<place>\{[0-9,]*\})?(?: \(phi\))? @(?P<color>[0-9]{1,9})>"
     r" \(size=(?P<size>[0-9]{1,18}),offset=(?P<offset>[0-9]{1,18})\): (?P<shape>.*)"
 )
 _COLOR = re.compile(r", color ([0-9]{1,9})")

@@ -183,7 +183,8 @@ def _assigned(hlo: bytes, path: Path, said: list[str]) -> bytes:
     try:
         whole = with_assignment(hlo, _bytes(path).decode("utf-8", errors="replace"), path.name)
     except RejectedError as error:
-        said.append(f"the text of its buffer assignment cannot be read ({error.problems[0].rule})")
+        problem = error.problems[0]
+        said.append(f"its buffer assignment, {path.name}, cannot be read: {problem.rule} ({problem.value})")
         return hlo
     said.append(
         "its buffer assignment is text, which has no moments of the heap: the live peak needs a dump as proto "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ import numpy as np
 
 from jaxcost.contracts.errors import RejectedError, reject
 from jaxcost.observation import private
+from jaxcost.observation.hlo.frames import Frame
 from jaxcost.observation.jaxpr import inside
 from jaxcost.observation.sections import jaxpr_section
 from jaxcost.observation.sources.program import Argument, Constant, Lowered
@@ -378,9 +380,17 @@ def _refusing(doing: str, function: Any, run: Callable[[], Any]) -> Any:
         raise
     except (Exception, SystemExit, GeneratorExit) as error:  # the function is the user's: it may raise anything
         name = function if isinstance(function, str) else _name(function)
-        rule = f"JAX cannot {doing} it: {type(error).__name__}: {first_line(error)}"
+        rule = f"JAX cannot {doing} it: {type(error).__name__}: {first_line(error)}{line_of(error)}"
         remedy = "call jax.jit(function).lower(*args) to see where" if doing == "lower" else "correct the call"
         raise reject("function", name, rule, remedy) from error
+
+
+def line_of(error: BaseException) -> str:
+    """Return ` (file.py, line 12)`, the innermost line of a traceback that is of the program's own code; '' without."""
+    calls = traceback.walk_tb(error.__traceback__)
+    stack = [Frame(at.f_code.co_filename, at.f_code.co_name, line) for at, line in calls]
+    own = [frame for frame in stack if not frame.library and not frame.driver]
+    return f" ({own[-1].file.rpartition('/')[2]}, line {own[-1].line})" if own else ""
 
 
 def _name(function: Any) -> str:
@@ -419,7 +429,7 @@ def _one_mesh(meshes: Sequence[Any], devices: int) -> tuple[dict[str, int], tupl
     whole = [axes for axes in found if prod(size for _, size in axes) == devices]
     if len(whole) > 1:
         shown = "; ".join(",".join(f"{name}={size}" for name, size in axes) for axes in whole)
-        return {}, (f"several meshes span the program ({shown}): no axis is named",)
+        return {}, (f"several meshes span the program ({shown}): which of them names the axes is to be said (mesh)",)
     return dict(whole[0]) if whole else {}, ()
 
 

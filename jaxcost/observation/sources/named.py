@@ -14,19 +14,17 @@ import importlib
 import inspect
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from jaxcost.contracts.errors import RejectedError, reject
 from jaxcost.observation.private import Portable
-from jaxcost.observation.sources.functions import first_line, lower_function
+from jaxcost.observation.sources.functions import first_line, line_of, lower_function
 from jaxcost.observation.sources.names import OPTION as _OPTION
 from jaxcost.observation.sources.names import check_name
 from jaxcost.observation.sources.program import Lowered
 from jaxcost.observation.sources.stages import lowered_stage, stage_of
 from jaxcost.observation.targets import Target
 
-_PACKAGE = f"{Path(__file__).parents[2]}/"  # frames of jaxcost itself; a project may lie in a folder of that name
 _FORM = "return (function, args) or (function, args, keywords), where args is a tuple of (abstract) arguments"
 
 
@@ -118,13 +116,7 @@ def _running(name: str, doing: str, function: Any) -> Any:
 
 
 def _raised(name: str, doing: str, error: BaseException) -> RejectedError:
-    where = ""
-    trace = error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not file.startswith(("<", _PACKAGE)) and "site-packages" not in file:
-            where = f" ({file.rpartition('/')[2]}, line {trace.tb_lineno})"
-        trace = trace.tb_next
+    where = line_of(error)
     said = f"{type(error).__name__}: {first_line(error)}"
     remedy = "make it run in Python first"
     if "device" in said and "jax" in sys.modules and sys.modules["jax"].device_count() == 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import lzma
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxcost.contracts.errors import RejectedError, UnavailableError
@@ -17,6 +19,7 @@ from jaxcost.observation.sources.assignment_text import with_assignment
 from jaxcost.observation.sources.dumps import read_dump
 from jaxcost.observation.sources.files import mesh_axes, module_facts, platform_of, read_program
 from jaxcost.observation.targets import chip_of_description, gpu_description, parse_target
+from tests.observation.hlo.building import array
 
 from .dumping import FLOPS, PROTO, TARGETS, TASK, write_dump
 
@@ -269,3 +272,22 @@ def test_a_mesh_by_which_arguments_are_sharded_is_the_modules_own():
     assert facts(two, other) == {}  # which of both, nothing says
     assert facts((("data", 2),)) == {}  # not over all devices
     assert facts(two, ids=range(8)) == {}
+
+
+def test_the_text_of_an_assignment_is_read_where_loops_join_values(tmp_path):
+    """What a loop carries stands as `<12 while.3{0} (phi) @0>`."""
+
+    def step(ws, x):
+        return jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), c), x, ws)
+
+    both = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_proto": True, "xla_dump_hlo_as_text": True}
+    jax.jit(jax.grad(lambda ws, x: step(ws, x)[0].sum())).lower(array(8, 64, 64), array(16, 64)).compile(both)
+    (assignment,) = tmp_path.glob("*after_optimizations-buffer-assignment.txt")
+    assert "(phi)" in assignment.read_text(), "no need of this test any more"
+    (proto,), (text,) = (tmp_path.glob(f"*cpu_after_optimizations.{end}") for end in ("hlo.pb", "txt"))
+    one, other = (
+        read_hlo(program.hlo, platform="cpu").memory
+        for program in (read_program(proto), read_program(text, assignment=str(assignment)))
+    )
+    assert other.required_bytes == one.required_bytes and other.temp_bytes == one.temp_bytes
+    assert other.live_peak_bytes is None
