@@ -68,7 +68,7 @@ def _counted_once(loops: list[tuple[Loop, Total, Total]], notes: Notes) -> None:
         most = "up to " if loop.total.value is None and loop.total.maximum is not None else ""
         text = f"XLA's cost analysis counts the body of {loop.instruction} once; it runs {most}{often} times a step"
         if per_trip.value is not None:
-            text += f", {per_trip.value:,} FLOPs each"
+            text += f", {per_trip.value:,} FLOPs each: it leaves out what follows the first"
         more: dict[str, Any] = {}
         if in_all.value is not None and per_trip.value is not None:
             more["flops"] = in_all.value - per_trip.value

@@ -186,7 +186,8 @@ def bounds_of(texts: Iterable[str], where: str = "--bound") -> dict[str, Bound]:
         match = _BOUND.fullmatch(text) if len(text) <= 400 else None
         if match is None:
             remedy = "write for example flops=0, memory.live_peak_bytes=1%, collectives.bytes=64MiB, flops=unknown"
-            problems.append(Problem(where, text, "not of the form FIGURE=GROWTH", remedy))
+            rule = "not of the form FIGURE=GROWTH, a growth of 0 or more: a number, with % or B, KiB, MiB, GiB, TiB"
+            problems.append(Problem(where, text, rule, remedy))
             continue
         name = match["name"]
         if name.split(".")[0] not in _ROOTS:

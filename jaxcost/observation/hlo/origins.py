@@ -11,6 +11,7 @@ from jaxcost.observation.hlo.scope import BACKWARD, FORWARD, MIXED, OPTIMIZER, R
 
 _MAX_WALK = 96
 _NEIGHBOURS = 48
+_FRAMES = frozenset(["fusion", "call", "async-start"])
 _UNTOLD = Place("", FORWARD, exact=False)
 
 
@@ -89,13 +90,15 @@ class Places:
     """Scope and phase of every instruction.
 
     An instruction's own name decides. One without a name takes its fusion's; failing that its scope is what its nearest
-    named neighbours share and its phase the latest of those that feed it; the result then says `exact=False`. `names`
-    are all op_names of the module, where they are known: where none has a scope, no neighbour is asked.
+    neighbours in a scope share and its phase the latest of those that feed it; the result then says `exact=False`.
+    Where no neighbour has a scope the phase is that of the nearest that have a name. `names` are all op_names of the
+    module, where they are known: where none tells a scope or a phase, no neighbour is asked.
     """
 
     def __init__(self, scopes: frozenset[str] | None, names: Iterable[str] | None = None) -> None:
         self.scopes = scopes
-        self.told = names is None or any(place(name, scopes).scope for name in names if name)
+        told = (place(name, scopes) for name in names or () if name)
+        self.told = names is None or any(found.scope or found.phase != FORWARD for found in told)
         self.known: dict[int, tuple[Place, str]] = {}
 
     def of(self, at: Instruction) -> Place:
@@ -123,6 +126,8 @@ class Places:
         if not self.told:
             return _UNTOLD
         before, after = self._nearest(at, back=True), self._nearest(at, back=False)
+        if not before and not after:
+            before, after = (self._nearest(at, back=back, scoped=False) for back in (True, False))
         order = (FORWARD, REPLAY, BACKWARD, OPTIMIZER)
         phases = [p.phase for p in before if p.phase != MIXED]
         if phases:
@@ -134,8 +139,8 @@ class Places:
         # Two feeders already bound the place (softmax and rotary: attn); one alone may be the scope before it.
         return Place(common_scope(fed_by | {p.scope for p in after} if len(fed_by) < 2 else fed_by), phase, exact=False)
 
-    def _nearest(self, at: Instruction, *, back: bool) -> list[Place]:
-        """Places of the closest named instructions with a scope, upstream or downstream, one per path."""
+    def _nearest(self, at: Instruction, *, back: bool, scoped: bool = True) -> list[Place]:
+        """Places of the closest named instructions, `scoped` or of any name, upstream or downstream, one per path."""
         found: list[Place] = []
         seen = {at.id}
         queue = deque(_upstream(at) if back else _downstream(at))
@@ -146,7 +151,7 @@ class Places:
             seen.add(near.id)
             if near.op_name and near.opcode not in ("parameter", "constant"):
                 there = place(near.op_name, self.scopes)
-                if there.scope:
+                if there.scope or not scoped:
                     found.append(there)
                     continue
             queue.extend(_upstream(near) if back else _downstream(near))
@@ -156,10 +161,10 @@ class Places:
 def _upstream(at: Instruction) -> list[Instruction]:
     if at.opcode == "parameter":
         callers = at.computation.callers
-        if len(callers) == 1 and callers[0].opcode in ("fusion", "call"):
+        if len(callers) == 1 and callers[0].opcode in _FRAMES and at.number < len(callers[0].operands):
             return [callers[0].operands[at.number]]
         return []
-    if at.opcode in ("fusion", "call"):
+    if at.opcode in _FRAMES and at.called:
         return [at.called[0].root]
     return list(at.operands)
 
@@ -168,6 +173,6 @@ def _downstream(at: Instruction) -> list[Instruction]:
     users = list(at.users)
     if at is at.computation.root:
         callers = at.computation.callers
-        if len(callers) == 1 and callers[0].opcode in ("fusion", "call"):
+        if len(callers) == 1 and callers[0].opcode in _FRAMES:
             users.append(callers[0])
     return [u for u in users if u.opcode not in ("tuple", "while")]
