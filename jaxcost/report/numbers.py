@@ -23,6 +23,9 @@ def exact(value: Any) -> str:
     if isinstance(value, dict) and {"lower", "upper"} <= value.keys():
         middle = f" ({exact(value['expected'])} expected)" if value.get("expected") is not None else ""
         return f"{exact(value['lower'])} .. {exact(value['upper'])}{middle}"
+    if isinstance(value, dict) and value.keys() == {"minimum", "maximum"}:
+        least = exact(value["minimum"])
+        return f"at least {least}" if value["maximum"] is None else f"{least} to {exact(value['maximum'])}"
     return str(value)
 
 

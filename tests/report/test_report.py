@@ -114,6 +114,11 @@ def test_numbers(value: Any, unit: str, text: str, rounded: str) -> None:
     assert (exact(value), about(value, unit)) == (text, rounded)
 
 
+def test_an_interval_is_written_in_words():
+    assert exact({"minimum": 65537, "maximum": 131073}) == "65,537 to 131,073"
+    assert exact({"minimum": 65537, "maximum": None}) == "at least 65,537"
+
+
 def test_signs_and_units() -> None:
     assert [signed(value) for value in (5, -5, 0, None)] == ["+5", "-5", "0", ""]
     assert unit_of("state", "bytes_per_parameter") == "bytes/parameter"
