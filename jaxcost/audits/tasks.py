@@ -6,9 +6,12 @@ Each task returns the document, and the compiled module where `keep_hlo` asks fo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from jaxcost.audits.document import audit_document
+from jaxcost.contracts.errors import RejectedError
 from jaxcost.observation.sources import Program
 from jaxcost.observation.targets import parse_target
 from jaxcost.observation.worker import task
@@ -65,12 +68,17 @@ def audit_file(payload: Mapping[str, Any]) -> dict[str, Any]:
     """
     from jaxcost.observation.sources.files import read_program
 
-    program = read_program(payload["path"], **{
-        name: payload[name]
-        for name in ("platform", "target", "name", "origin", "notes", "assignment", "device")
-        if payload.get(name)
-    })  # fmt: skip
-    return _audited(program, payload)
+    given = ("platform", "target", "name", "origin", "notes", "assignment", "device")
+    try:
+        program = read_program(payload["path"], **{name: payload[name] for name in given if payload.get(name)})
+        return _audited(program, payload)
+    except RejectedError as error:
+        file = Path(payload["path"]).name
+        problems = [
+            replace(problem, path=f"{file}: {problem.path}") if problem.path.partition(".")[0] == "hlo" else problem
+            for problem in error.problems
+        ]
+        raise RejectedError(problems) from error
 
 
 def _audited(program: Program, payload: Mapping[str, Any]) -> dict[str, Any]:

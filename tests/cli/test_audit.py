@@ -150,6 +150,14 @@ def test_one_file_is_audited_with_what_lies_beside_it(run, dumped, proto, capsys
         bare.rename(path)
 
 
+def test_a_damaged_file_is_refused_by_its_name(run, dumped, tmp_path):
+    (path,) = dumped().glob("*jit_step.cpu_after_optimizations.hlo.pb")
+    broken = tmp_path / "broken.pb"
+    broken.write_bytes(path.read_bytes()[:3000])
+    (error,) = run(broken, code=2)["errors"]
+    assert error["path"] == "broken.pb: hlo"
+
+
 def test_a_damaged_module_does_not_stop_the_others(run, dumped, tmp_path):
     for path in dumped().glob("*after_optimizations.hlo.pb"):
         data = path.read_bytes()
