@@ -7,7 +7,7 @@ compiler given the changed program makes a new plan. `bound` says what that make
     exact      the plan stays as it is but for this memory
     interval   between `at_least_bytes` and `saves_bytes`
     upper      at most `saves_bytes`, where the rest of the plan stays; what the change itself costs is not known
-    estimate   near `saves_bytes`, on either side: the compiler plans the changed region anew
+    estimate   `saves_bytes` is derived and bounds nothing: the compiler plans the changed region anew
 
     replay = Replay.of(evidence)
     replay.peak([Edit(first, end, -bytes)], resident=-bytes)

@@ -40,11 +40,9 @@ def savings(
             least = max(0, before - replay.peak((*change.edits, *change.costs), change.resident + change.resident_cost))
         if saved <= 0 or saved * _SHARE < before:
             continue
-        exact = change.bound == "exact"
         rows.append({
             "kind": change.kind, "target": change.target, "action": change.action, "saves_bytes": saved,
-            "at_least_bytes": saved if exact else least, "expected_bytes": saved if exact else None,
-            "peak_after_bytes": after,
+            "at_least_bytes": saved if change.bound == "exact" else least, "peak_after_bytes": after,
             "bound": change.bound, "evidence": "derived", "derivation": change.derivation,
             "assumptions": list(change.assumptions),
         })  # fmt: skip

@@ -242,11 +242,10 @@ def _savings(out: Console, document: Mapping[str, Any]) -> None:
 
 
 def _saved(row: Mapping[str, Any]) -> str:
-    """What a change saves: both ends where they differ, and what is expected between them."""
-    upto, least, expected = (row.get(f"{name}_bytes") for name in ("saves", "at_least", "expected"))
+    """What a change saves: both ends where they differ."""
+    upto, least = row.get("saves_bytes"), row.get("at_least_bytes")
     text = size(upto, "bytes")
-    likely = "" if expected in (None, least, upto) else f" (expected {size(expected, 'bytes')})"
-    return f"{text}{likely}" if least in (None, upto) else f"{size(least, 'bytes')} .. {text}{likely}"
+    return text if least in (None, upto) else f"{size(least, 'bytes')} .. {text}"
 
 
 def _collectives(out: Console, document: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ def test_what_only_the_schedule_allows_is_an_estimate(pool, program):
     after = audit(program, *arguments, pool=pool, donate_argnums=0).memory
     row = rows_of(before, "donate")["a"]
     assert (row["bound"], row["at_least_bytes"], row["saves_bytes"]) == ("estimate", None, 128 * 128 * 4)
-    assert "only the schedule" in row["derivation"] and row["expected_bytes"] is None
+    assert "only the schedule" in row["derivation"]
     assert before["live_peak_bytes"] - after["live_peak_bytes"] <= 512
 
 

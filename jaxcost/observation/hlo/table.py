@@ -218,11 +218,9 @@ class Table:
         owners, numbers = self.owners[chosen], self.numbers[chosen]
         counts = np.bincount(owners, minlength=len(self.sizes))
         bad = (numbers < 0) | (numbers >= counts[owners])
-        first = np.cumsum(counts) - counts
-        seen = np.bincount((first[owners] + numbers)[~bad], minlength=len(chosen))
-        twice = np.zeros(len(counts), dtype=np.bool_)
-        twice[owners[~bad]] = seen[(first[owners] + numbers)[~bad]] > 1
-        for position in sorted({*owners[bad].tolist(), *np.flatnonzero(twice).tolist()}):
+        places = np.where(bad, 0, (np.cumsum(counts) - counts)[owners] + numbers)
+        bad |= np.bincount(places[~bad], minlength=len(chosen))[places] > 1
+        for position in np.unique(owners[bad]).tolist():
             given = numbers[owners == position].tolist()
             whole = len(set(given)) == len(given) and min(given) >= 0
             self.problem(
@@ -276,7 +274,8 @@ class Table:
         for position in np.flatnonzero(~there | (self.owners[found] != np.arange(len(found)))).tolist():
             rule = "the root must be an instruction of the computation"
             self.problem(f"hlo.{self.computations[position].name}", int(identities[position]), rule)
-        return found.tolist()  # type: ignore[no-any-return]
+        roots: list[int] = found.tolist()
+        return roots
 
     def read_entry(self) -> int:
         """The position of the entry."""

@@ -91,8 +91,8 @@ def device_counts(text: str) -> tuple[int, int]:
     """(replicas, partitions) of the module whose text it is. Its first line names those that are not 1; what its parser
     makes of the text has neither.
     """
-    found, depth = {"replica_count": 1, "num_partitions": 1}, 0
-    for match in _HEADER.finditer(text, 0, text.find("\n") % (len(text) + 1)):
+    found, depth, end = {"replica_count": 1, "num_partitions": 1}, 0, text.find("\n")
+    for match in _HEADER.finditer(text, 0, end if end >= 0 else len(text)):
         if match[1] and depth == 0:
             found[match[1]] = int(match[2])
         depth += (match[0] == "{") - (match[0] == "}")

@@ -383,8 +383,8 @@ class Executions:
                     found[key] = found.get(key, 0) + amount * times
         result = {key: exact(amount) for key, amount in found.items()}
         # What runs an uncertain number of times adds to what is certain, branch by branch and loop by loop.
-        for key, amount_ in self._sums(rest)[self._entry].items() if rest else ():
-            result[key] = result.get(key, ZERO) + _total(amount_)
+        for key, more in self._sums(rest)[self._entry].items() if rest else ():
+            result[key] = result.get(key, ZERO) + _total(more)
         return result
 
     def within(self, own: Mapping[int, Mapping[K, int]]) -> dict[int, Inside[K]]:

@@ -140,3 +140,18 @@ def test_an_empty_message_says_nothing_and_what_it_would_hold_is_reported():
             lambda raw, n, held=held: raw + tag + bytes([len(held)]) + held if n == 0 else raw,
         )
         assert read_module(split(data)).unknowns == unknowns
+
+
+@pytest.mark.parametrize(("numbers", "why"), [
+    ([0, 0, 1], "must be unique"), ([0, 1, 1], "must be unique"), ([1, 1, 0], "must be unique"),
+    ([0, 1, 3], "without gaps"), ([1, 2, 3], "without gaps"), ([0, -2, 1], "not be negative|not negative"),
+])  # fmt: skip
+def test_parameters_are_numbered_from_0_on(numbers, why):
+    program = calling("fusion", 1, 3, 3)
+    for at, number in zip(program.module.computations[0].instructions, numbers, strict=True):
+        at.parameter_number = number
+    with pytest.raises(RejectedError, match=why):
+        read_module(program.module)
+    for at, number in zip(program.module.computations[0].instructions, (2, 0, 1), strict=True):
+        at.parameter_number = number
+    assert sorted(read_module(program.module).computations[0].parameters) == [0, 1, 2]
