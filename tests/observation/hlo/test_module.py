@@ -155,3 +155,71 @@ def test_parameters_are_numbered_from_0_on(numbers, why):
     for at, number in zip(program.module.computations[0].instructions, (2, 0, 1), strict=True):
         at.parameter_number = number
     assert sorted(read_module(program.module).computations[0].parameters) == [0, 1, 2]
+
+
+def paired() -> Program:
+    """A fusion of a pair of arrays, which are put in a tuple and taken out again."""
+    program = calling("fusion", 1, 2, 2)
+    pair = program.add("tuple", [("f32",), ("f32",)], list(data_of(program)))
+    program.add("get-tuple-element", [("f32",)], [pair], tuple_index=1)
+    return program
+
+
+def data_of(program: Program) -> list[int]:
+    return [at.id for at in program.module.computations[-1].instructions[:2]]
+
+
+def entry_of(program: Program):
+    return program.module.computations[-1]
+
+
+def twice(program):
+    entry_of(program).instructions[1].id = entry_of(program).instructions[0].id
+
+
+def late(program):
+    entry_of(program).instructions[-2].operand_ids[0] = entry_of(program).instructions[-1].id
+
+
+def elsewhere(program):
+    entry_of(program).instructions[-2].operand_ids[0] = program.module.computations[0].instructions[0].id
+
+
+def index(program):
+    entry_of(program).instructions[-1].tuple_index = 2
+
+
+def narrow(program):
+    del entry_of(program).instructions[-2].shape.tuple_shapes[1]
+
+
+def rootless(program):
+    entry_of(program).root_id = program.module.computations[0].instructions[0].id
+
+
+def itself(program):
+    at = next(at for at in entry_of(program).instructions if at.opcode == "fusion")
+    at.called_computation_ids[0] = entry_of(program).id
+
+
+def named_alike(program):
+    program.module.computations[0].id = entry_of(program).id
+
+
+def entryless(program):
+    program.module.entry_computation_id = 99
+
+
+@pytest.mark.parametrize(("damage", "why"), [
+    (twice, "instruction ids must be unique"), (late, "operands must come before"),
+    (elsewhere, "operands must come before, in the same computation"), (index, r"must index \(f32\[\], f32\[\]\)"),
+    (narrow, "must have 2 elements"), (rootless, "root must be an instruction of the computation"),
+    (itself, "called computations must come before"), (named_alike, "computation ids must be unique"),
+    (entryless, "must be a computation of the module"),
+])  # fmt: skip
+def test_what_does_not_hold_together_is_refused(damage, why):
+    assert read_module(paired().module).entry.root.number == 1
+    program = paired()
+    damage(program)
+    with pytest.raises(RejectedError, match=why):
+        read_module(program.module)
